@@ -26,6 +26,8 @@ OLDER_AGENTS := 'ddtrace==2.21.*' 'sentry-sdk==2.54.*'
 COMPILE = $(BIN)/python -m uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate --no-header
 # What builds this package and those that have no wheel.
 BUILD_PACKAGES := hatchling editables setuptools wheel
+# Options, settings, metrics, events, commands and findings: each has its row, and each row its thing.
+ROWS := tests/unit/test_documented_surface.py tests/unit/test_public_surface.py tests/acceptance/test_events_page.py
 
 # What is installed is pinned, so that a release on the index changes nothing here; the newest of
 # everything: make test CONSTRAINTS= VENV=.venv-newest
@@ -43,12 +45,16 @@ demo: $(DEMO_READY)  ## the example project, with the lock and without it; optio
 	$(BIN)/python -m example_project.demo $(DEMO_ARGS)
 
 .PHONY: test
-test: $(DEV_READY)  ## the tests that take less than 5 minutes together; options in ARGS
+test: $(DEV_READY)  ## the tests that take about 3 minutes together; options in ARGS
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(DEV_READY) $(BENCH_READY)  ## the slow tests; a tenth of them with ARGS=--part=3/10
-	$(BIN)/python -m pytest -m slow -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest -m "slow and not alone" -n $(JOBS) $(ARGS)
+
+.PHONY: test-alone
+test-alone: $(DEV_READY)  ## the slow tests that judge by the clock, one at a time
+	$(BIN)/python -m pytest -m "slow and alone" $(ARGS)
 
 .PHONY: test-all
 test-all:  ## everything that make test leaves out: slow, oldest, agents, newest Python
@@ -78,14 +84,19 @@ bench: $(BENCH_READY)  ## the benchmarks, beside other people's locks; which, an
 model: $(DEV_READY)  ## the protocol, searched by spin (needs spin and gcc); options in ARGS
 	$(BIN)/python -m tests.model $(ARGS)
 
+.PHONY: celery-suite
+celery-suite: $(DEV_READY)  ## Celery's own integration suite, its tasks plain and as singletons; options in ARGS
+	$(BIN)/python -m tests.celery_suite $(ARGS)
+
 .PHONY: check
-check: $(DEV_READY)  ## lint, format, types, imports, spelling, prose
+check: $(DEV_READY)  ## lint, format, types, imports, spelling, prose, and the rows of the reference
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python -m tests.prose
+	$(BIN)/python -m pytest -q -p no:randomly $(ROWS)
 
 .PHONY: format
 format: $(DEV_READY)  ## repair what lint and format can repair by themselves
@@ -116,6 +127,10 @@ build: $(DEV_READY)  ## wheel and source archive in dist/
 clean:  ## remove everything that was made here
 	rm -rf $(VENV) $(OLDEST) $(AGENTS) .venv-python3.14 build dist demo-output .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: board
+board: $(BENCH_READY)  ## the picture of the Grafana board, from a real load of 8 minutes (needs prometheus)
+	$(BIN)/python -m tests.board $(ARGS)
 
 # The stamps: installed again only when pyproject.toml is newer. Whatever dev needs, demo has too.
 $(DEV_READY): pyproject.toml $(CONSTRAINTS) | $(BIN)/python

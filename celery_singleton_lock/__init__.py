@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         LockConflict,
         LockKeyError,
         NoLease,
+        QueueFull,
         SettingsError,
         SingletonLockError,
         StoreError,
@@ -33,13 +34,14 @@ if TYPE_CHECKING:
     from .task.hold import hold
     from .task.option_types import LockOptions, TaskOptions
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 __all__ = ["PER_TASK", "CallOptions", "OnConflict", "SingletonTask", "singleton_task"]
 __all__ += ["LockOptions", "TaskOptions"]
 __all__ += ["Lease", "aclaim_and_send", "claim_and_send", "current_lease", "hold", "is_skipped"]
 __all__ += ["DuplicateTask", "FenceUnavailable", "LeaseLost", "LockConflict", "LockKeyError"]
-__all__ += ["NoLease", "SettingsError", "SingletonLockError", "StoreError", "StoreUnavailable"]
+__all__ += ["NoLease", "QueueFull", "SettingsError", "SingletonLockError", "StoreError"]
+__all__ += ["StoreUnavailable"]
 __all__ += ["lease_acquired", "lease_conflict", "lease_lost", "lease_released"]
 
 # These names are imported on first access, as Celery's own names are. The command `celery` imports

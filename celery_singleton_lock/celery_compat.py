@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final, TypeVar
 
 from celery import _state as _celery_state
@@ -177,12 +178,55 @@ def hide_setting(name: str) -> None:
 # The broker.
 
 
+def serialized(
+    producer: Any, body: Any, options: Mapping[str, Any], headers: dict[str, Any]
+) -> tuple[str | bytes, str, str]:
+    """The body that ``producer.publish(body, **options)`` would send; its content type, encoding.
+
+    A compressed body adds to the ``headers``. ``Producer._prepare``: all.
+
+    Raises:
+        EncodeError: The body can't be serialized.
+    """
+    compression = options.get("compression")
+    found: tuple[str | bytes, str, str] = producer._prepare(
+        body,
+        options.get("serializer"),
+        options.get("content_type"),
+        options.get("content_encoding"),
+        producer.compression if compression is None else compression,
+        headers,
+    )
+    return found
+
+
+def exchange_of(producer: Any, options: Mapping[str, Any]) -> tuple[str, int | str]:
+    """The exchange's name and the delivery mode of ``producer.publish(..., **options)``.
+
+    ``Producer._delivery_details``: all.
+    """
+    exchange = options.get("exchange")
+    name, mode = producer._delivery_details(
+        producer.exchange if exchange is None else exchange, options.get("delivery_mode")
+    )
+    return name, mode
+
+
 def driver_of(app: Any) -> str:
     """kombu's ``driver_type`` of the broker: ``amqp``, ``redis`` and so on; all.
 
     No connection is opened.
     """
     return str(app.producer_pool.connections.connection.transport.driver_type)
+
+
+def library_errors(producer: Any) -> AbstractContextManager[None]:
+    """A block in which errors of a broker's client are kombu's, as Celery's ``send_task`` does.
+
+    ``Connection._reraise_as_library_errors``: all.
+    """
+    errors: AbstractContextManager[None] = producer.connection._reraise_as_library_errors()
+    return errors
 
 
 def limit_broker_timeouts(connection: Any, timeout: float) -> None:

@@ -45,6 +45,17 @@ class DuplicateTask(SingletonLockError):
         self.remaining = remaining
 
 
+class QueueFull(SingletonLockError):
+    """As many calls are in the queue of a key as may, so this one was not made.
+
+    Arguments: the message, how many calls are in the queue.
+    """
+
+    def __init__(self, message: str, depth: int = 0) -> None:
+        super().__init__(message, depth)
+        self.depth = depth
+
+
 class LeaseLost(SingletonLockError):
     """The lease ended before the body did; another worker may be running the task.
 

@@ -26,6 +26,7 @@ MIN_TTL: Final = 0.3
 _MIN_WITHIN: Final = 0.1
 # One script examines all slots of a key.
 _MAX_LIMIT: Final = 1000
+_MOST_WAITING: Final = 10_000_000
 
 
 class ConflictAction(StrEnum):
@@ -35,6 +36,7 @@ class ConflictAction(StrEnum):
     WAIT = "wait"
     RAISE = "raise"
     CANCEL_RUNNING = "cancel_running"
+    QUEUE = "queue"
 
 
 class OnLost(StrEnum):
@@ -85,7 +87,7 @@ def seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}={value!r}: give seconds as a number, or a timedelta")
     if not 0 <= value < 1e9:
-        raise ValueError(f"{name}={value!r}: give seconds from 0 to 1e9")
+        raise ValueError(f"{name}={value!r}: give seconds, not negative and below 1e9")
     return float(value)
 
 
@@ -123,11 +125,15 @@ def _positive(name: str, value: Any, otherwise: str) -> float:
     return duration
 
 
-def _limit(name: str, value: Any) -> Any:
+def _whole(name: str, value: Any, least: int, most: int) -> int:
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     require(is_whole, name, value, "give a whole number", TypeError)
-    require(1 <= value <= _MAX_LIMIT, name, value, f"from 1 to {_MAX_LIMIT}")
-    return value
+    require(least <= value <= most, name, value, f"from {least} to {most}")
+    return int(value)
+
+
+def _limit(name: str, value: Any) -> Any:
+    return _whole(name, value, 1, _MAX_LIMIT)
 
 
 def _scope(name: str, value: Any) -> Any:
@@ -157,11 +163,14 @@ def check_option(kind: Any, name: str, value: Any, prefix: str = "") -> Any:
     return check(prefix + name, value, *args)
 
 
-# The fields of OnConflict that an action uses; "skip", "revoke" and "raise" use none.
-_USED: Final = {
+# The actions that a run has a feature for (`task.feature`).
+_FEATURES: Final = (ConflictAction.CANCEL_RUNNING, ConflictAction.QUEUE)
+#: The fields of `OnConflict` that an action uses; "skip", "revoke" and "raise" use none.
+CONFLICT_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     ConflictAction.RETRY: ("delay", "max_delay", "max_wait"),
     ConflictAction.WAIT: ("timeout",),
     ConflictAction.CANCEL_RUNNING: ("within", "timeout"),
+    ConflictAction.QUEUE: ("max_waiting",),
 }
 
 
@@ -179,6 +188,7 @@ class OnConflict:
         timeout: Seconds for which ``wait`` and ``cancel_running`` block the worker before FAILURE
             with LockConflict.
         within: Seconds between two looks of a holder for a newer call (``cancel_running``).
+        max_waiting: How many calls of one key may be in its queue (``queue``).
     """
 
     action: ConflictAction
@@ -187,6 +197,7 @@ class OnConflict:
     max_wait: float | None = None
     timeout: float = 5.0
     within: float = 1.0
+    max_waiting: int = 10_000
 
     def __post_init__(self) -> None:
         # A user may give the action as a plain str, which is not identical to a member.
@@ -196,7 +207,8 @@ class OnConflict:
             value = getattr(self, name)
             if value is not None or name != "max_wait":
                 object.__setattr__(self, name, seconds(f"OnConflict({name})", value))
-        used = _USED.get(action, ())
+        _whole("OnConflict(max_waiting)", self.max_waiting, 1, _MOST_WAITING)
+        used = CONFLICT_OPTIONS.get(action, ())
         for f in fields(self)[1:]:
             if f.name not in used and (value := getattr(self, f.name)) != f.default:
                 raise ValueError(
@@ -257,6 +269,16 @@ class OnConflict:
         return cls(action=ConflictAction.CANCEL_RUNNING, timeout=longest, within=looks)
 
     @classmethod
+    def queue(cls, max_waiting: int = 10_000) -> OnConflict:
+        """Run the calls of a key one after another; a call that waits needs no worker.
+
+        Args:
+            max_waiting: How many calls of one key may be in its queue.
+        """
+        most = _whole("OnConflict.queue(max_waiting)", max_waiting, 1, _MOST_WAITING)
+        return cls(action=ConflictAction.QUEUE, max_waiting=most)
+
+    @classmethod
     def of(cls, value: Any) -> OnConflict:
         """The rule that ``value`` is or names; also reads what :meth:`to_header` writes.
 
@@ -277,6 +299,8 @@ class OnConflict:
                 return cls.wait(value["timeout"])
             if action is ConflictAction.CANCEL_RUNNING:
                 return cls.cancel_running(value["within"], value["timeout"])
+            if action is ConflictAction.QUEUE:
+                return cls.queue(value["max_waiting"])
         except KeyError as exc:
             raise ValueError(f"on_conflict={value!r}: {exc} is missing") from None
         return cls(action=action)
@@ -286,7 +310,9 @@ class OnConflict:
         # Retry is written in full, because a worker of version 0.2 reads the name as an hour.
         if self.action is not ConflictAction.RETRY and self == OnConflict.of(self.action):
             return str(self.action)
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        if self.action is ConflictAction.QUEUE:
+            return {"action": str(self.action), "max_waiting": self.max_waiting}
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "max_waiting"}
         if self.action is not ConflictAction.CANCEL_RUNNING:
             del named["within"]
         return named
@@ -297,7 +323,7 @@ class OnConflict:
 
 def _on_conflict(name: str, value: Any) -> OnConflict:
     is_rule = isinstance(value, (str, Mapping, OnConflict))
-    advice = "give a str, or OnConflict.retry(...), .wait(...) or .cancel_running(...)"
+    advice = "give a str, or OnConflict.retry(...), .wait(...), .cancel_running(...) or .queue(...)"
     require(is_rule, name, value, advice, TypeError)
     return OnConflict.of(value)
 
@@ -318,9 +344,9 @@ class Policy:
     """The complete options of one task. The documentation describes each.
 
     Attributes:
-        on_conflict: The rule that applies, which ``unique="until_start"`` may replace.
-        user_on_conflict: Not an option: the rule as the user gave it, which :func:`merge` sets. It
-            applies again if an upper layer resets ``unique``.
+        on_conflict: The rule that applies: the user's, unless ``unique="until_start"`` replaces it.
+        user_on_conflict: Not an option: the user's rule. :func:`merge` keeps it, because it applies
+            again if an upper layer, such as a call, sets ``unique=None``.
         user_unique_for: Not an option: ``unique_for`` as the user gave it; None: its default
             depends on ``debounce``.
         is_plain: Not an option: whether a call is published without a further step, because neither
@@ -353,14 +379,16 @@ class CallOptions(TypedDict, total=False):
 
     ttl: float | timedelta
     """Seconds for which a dead holder can block others; renewed while the body runs; 60."""
-    on_conflict: OnConflict | Literal["skip", "revoke", "retry", "wait", "raise", "cancel_running"]
-    """What a call does that has not run while the key is held; "skip" by default."""
+    on_conflict: (
+        OnConflict | Literal["skip", "revoke", "retry", "wait", "raise", "cancel_running", "queue"]
+    )
+    """What a call does if it has not run and the key is held; "skip" by default."""
     unique: Literal["until_start", "until_done", "until_expired"] | None
     """How long equal calls are not published beside this one; None: they are."""
     unique_for: float | timedelta
-    """Seconds for which a queued message can block equal calls; 3600 by default."""
+    """Seconds until a claim expires; with until_expired not before; 3600 by default."""
     on_duplicate: Literal["return_existing", "replace", "skip", "raise"]
-    """What a call gets that is not published; "return_existing" by default."""
+    """What a call gets if it is not published; "return_existing" by default."""
     debounce: float | timedelta | None
     """Seconds after the last equal call until one call runs; None: at once."""
     debounce_max: float | timedelta | None
@@ -408,8 +436,8 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
             checked["unique_for"] = _default_unique_for(checked.get("debounce", base.debounce))
         given_rules = {"user_on_conflict": given, "user_unique_for": given_for}
         policy = replace(base, **checked, **given_rules)
-        cancels = policy.on_conflict.action is ConflictAction.CANCEL_RUNNING
-        policy = replace(policy, is_plain=policy.unique is None and not cancels)
+        has_feature = policy.on_conflict.action in _FEATURES
+        policy = replace(policy, is_plain=policy.unique is None and not has_feature)
         _check_together(policy)
     except (TypeError, ValueError) as exc:
         raise type(exc)(f"{where}: {exc}") from None
@@ -441,6 +469,12 @@ def check_call(policy: Callable[[], Policy], options: Any, *, where: str) -> dic
             )
     merged = merge(policy(), options, where=where)
     check_claim_options(merged, options, where=where)
+    is_queue = ConflictAction.QUEUE in (policy().on_conflict.action, merged.on_conflict.action)
+    if "on_conflict" in options and is_queue:
+        raise ValueError(
+            f'{where}: a call can\'t set on_conflict for a task with "queue", or "queue" for '
+            "another task: the order of a key is that of all its calls"
+        )
     if "on_conflict" in options and merged.on_conflict.action is ConflictAction.CANCEL_RUNNING:
         raise ValueError(
             f'{where}: on_conflict="cancel_running" belongs to the task: a holder looks for newer '
@@ -533,6 +567,8 @@ def _check_together(policy: Policy) -> None:
         )
     if policy.on_conflict.action is ConflictAction.CANCEL_RUNNING:
         _check_cancel_running(policy)
+    if policy.on_conflict.action is ConflictAction.QUEUE:
+        _check_queue(policy)
     if policy.max_hold is not None and policy.max_hold < policy.min_hold:
         raise ValueError(f"max_hold={policy.max_hold} is shorter than min_hold={policy.min_hold}")
     if policy.debounce is not None or policy.debounce_max is not None:
@@ -558,6 +594,31 @@ def _check_cancel_running(policy: Policy) -> None:
             f'{where} with unique="until_done": no equal call is published while one runs, so none '
             "would ever be cancelled; drop unique"
         )
+
+
+def _check_queue(policy: Policy) -> None:
+    contradictions = {
+        f"limit={policy.limit}": (policy.limit > 1, "calls run one after another; use limit=1"),
+        'on_store_error="run"': (
+            policy.on_store_error is OnStoreError.RUN,
+            'the order is in the store; use on_store_error="retry" or "raise"',
+        ),
+        'on_lost="continue"': (
+            policy.on_lost is OnLost.CONTINUE,
+            'the next call would begin beside this body; use on_lost="retry" or "fail"',
+        ),
+        "hold_on_retry=False": (
+            not policy.hold_on_retry,
+            "a call keeps its place until it has ended, and so while it retries",
+        ),
+        'on_duplicate="replace"': (
+            policy.on_duplicate is OnDuplicate.REPLACE,
+            "the message of a call that waits is in the store, with the arguments of that call",
+        ),
+    }
+    for option_, (is_wrong, why) in contradictions.items():
+        if is_wrong:
+            raise ValueError(f'on_conflict="queue" with {option_}: {why}')
 
 
 def _check_replace(policy: Policy) -> None:

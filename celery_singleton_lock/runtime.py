@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import weakref
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,6 +55,10 @@ IN_MEMORY = (
 _MOST_COMMANDS: Final = 32
 # Celery's default number of connections for publishing (broker_pool_limit).
 _MOST_PUBLISHERS: Final = 10
+# The user and password in a URL.
+_CREDENTIALS: Final = re.compile("//[^/@]*@")
+# The number of names of the broker that are noted: a header may contain anything.
+_MAX_BROKERS: Final = 100
 # Attribute of an app that contains its runtimes: {(process id, eager): Runtime}.
 _ATTRIBUTE = "_singleton_runtimes"
 
@@ -91,6 +97,8 @@ class Runtime:
         self.eager_results: dict[str, Any] = {}
         #: The result backend with the timeouts of a publisher; created when it is needed.
         self.quick_backend: Any = None
+        #: The producers that publish the next calls of queues; created when they are needed.
+        self.hint_producers: Any = None
         #: The last thread that another result backend did not answer in time.
         self.unanswered: threading.Thread | None = None
         #: The number of tasks whose limits were read, and the limits by scope.
@@ -114,6 +122,26 @@ class Runtime:
     @cached_property
     def keyspace(self) -> Keyspace:
         return Keyspace(self.settings.prefix, shards_of(self.settings.url))
+
+    @cached_property
+    def broker(self) -> str:
+        """The URL of the broker to which the app publishes, without user and password."""
+        connection: Any = self.app.connection_for_write()
+        return _CREDENTIALS.sub("//", str(connection.as_uri()))
+
+    @cached_property
+    def brokers(self) -> set[str]:
+        """The names of this broker in the URLs of all apps, as far as they are known."""
+        return {self.broker}
+
+    def note_broker(self, header: Mapping[str, Any]) -> None:
+        """Note what the app that sent the message with this ``header`` calls its broker.
+
+        It is this broker: the message has come from it.
+        """
+        broker = header.get("broker")
+        if isinstance(broker, str) and len(self.brokers) < _MAX_BROKERS:
+            self.brokers.add(broker)
 
     @property
     def store(self) -> Store:
@@ -215,10 +243,10 @@ class Runtime:
         if not settings.url:
             raise SettingsError(
                 "there is nowhere to keep locks: neither the result backend nor the broker is "
-                f"Redis, for the app {self.app.main or 'default'!r}. Set singleton_lock_url = "
-                '"redis://host:6379/0". If another app is meant, give app=..., call its '
-                "set_default() (current_app is per thread), or use -A on the command line. In "
-                "tests without a server, use the fixture singleton_store, or task_always_eager."
+                f"Redis, for the app {self.app.main or 'default'!r}. If another app is meant, name "
+                "it with -A on the command line, give app=..., or call its set_default() "
+                '(current_app is per thread). Else set singleton_lock_url = "redis://host:6379/0". '
+                "In tests without a server, use the fixture singleton_store, or task_always_eager."
             )
         conf = self.app.conf
         one_process = conf.task_always_eager or has_broker_in_memory(conf)

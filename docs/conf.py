@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from pathlib import Path
+from typing import Any, Final
 
 from celery_singleton_lock import __version__
+from celery_singleton_lock.errors import DOCS
 
 project = "celery-singleton-lock"
 author = "the celery-singleton-lock authors"
@@ -23,6 +26,7 @@ html_title = f"{project} {release}"
 # The pages' sources are in the repository; a second copy in the site would not be read.
 html_copy_source = False
 html_show_copyright = False
+html_search_scorer = str(Path(__file__).with_name("search.js"))
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
@@ -31,3 +35,21 @@ autodoc_typehints_description_target = "documented"
 # `-n` reports every reference without a target. Those to other projects have none: an inventory of
 # theirs would have to be downloaded. Type variables have none either.
 nitpick_ignore_regex: Final = [(r"py:.*", r"(?!celery_singleton_lock\.).*|.*\.[A-Z]")]
+
+
+_README: Final = Path(__file__).parents[1] / "README.md"
+
+
+def front_page(readme: str) -> str:
+    """The README with links within the site: an index of packages has no relative links."""
+    readme = readme.replace(f"{DOCS}_images/", "images/")
+    return re.sub(rf"\({re.escape(DOCS)}([\w/-]+)\.html", r"(\1.md", readme)
+
+
+def _read(app: Any, page: str, source: list[str]) -> None:
+    if page == "index":
+        source[0] = source[0].replace("<!-- README -->", front_page(_README.read_text()))
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", _read)

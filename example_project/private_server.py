@@ -63,11 +63,12 @@ _RECENT_PORTS: deque[int] = deque(maxlen=1000)
 
 # Run by a small Python that then becomes the server (exec keeps the death signal). A preexec_fn
 # would do the same in fewer steps, but can deadlock where the parent has threads. If the parent
-# died before the prctl, no signal comes any more; hence the look at getppid.
+# died before the prctl, no signal comes any more; hence the look at getppid, which is 0 if
+# the parent is in another PID namespace.
 _TIE = """\
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-if os.getppid() != int(sys.argv[1]):
+if os.getppid() not in (int(sys.argv[1]), 0):
     sys.exit("the parent is gone")
 os.execvp(sys.argv[2], sys.argv[2:])
 """

@@ -7,8 +7,10 @@ fails it in continuous integration (CI=true).
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import cycle
@@ -45,9 +47,20 @@ from tests.harness.zookeeper import ZooKeeperEnsemble, find_zookeeper
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
 
+# Images of containers set it. Then each process that the tests start would compile the package
+# again, and pytest would rewrite all tests in each of its jobs: 8 s of processor time each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A shell that runs the tests in the background has SIGINT ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector from going through all tests again and again, at each of its rounds."""
+    gc.collect()
+    gc.freeze()
 
 
 def missing(what: str) -> NoReturn:

@@ -35,7 +35,7 @@ from ..message.header import TICK_HEADER
 from ..publish.apply_async import claim_and_send
 from ..runtime import Runtime
 from ..worker.bootstep import exit_on_wrong_settings, why_no_leases
-from .broker import Broker
+from .broker_check import Broker
 from .election import Election, check_leader_ttl
 
 # The period of a schedule that can't compute one, such as a user's own class.

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import chain, islice
@@ -21,10 +21,12 @@ from celery.bin.base import CeleryCommand
 from .. import inspection
 from ..doctor import Finding, Severity, diagnose
 from ..errors import SingletonLockError
-from ..inspection import AmbiguousKey, Fate, Filter, HeldKey, SortBy
+from ..inspection import AmbiguousKey, CallInQueue, Fate, Filter, HeldKey, SortBy
 from ..runtime import Runtime
-from .table import Columns, holder_of, rows_of, shown, since_of
+from .table import COLUMNS, aligned, holder_of, rows_of, shown, since_of
 
+# The words for `_confirm`.
+_RELEASE: Final = {"done": "released", "does": "releases"}
 # The risks of a release by an operator.
 _RISKS: Final = {
     True: "Its message stays where it is, and an equal call can be published beside it.",
@@ -42,15 +44,6 @@ _PROGRESS_AFTER: Final = 1.0
 _PROGRESS_EVERY: Final = 0.2
 # Erases the terminal's line.
 _ERASE: Final = "\r\x1b[K"
-_COLUMNS: Final[Columns] = {
-    "KEY": lambda held: held.key,
-    "STATE": lambda held: held.state,
-    "TTL": lambda held: f"{held.ttl:.1f}s",
-    "HOLDER": holder_of,
-    "WORKER": lambda held: held.worker,
-    "PID": lambda held: str(held.pid),
-    "SINCE": since_of,
-}
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -77,14 +70,19 @@ class Command(CeleryCommand):
 
 
 @contextmanager
-def progress(app: Any) -> Iterator[None]:
-    """Show what a long search in the block has done so far, if stderr is a terminal.
+def progress(app: Any, draw: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Show what a long search in the block has done so far.
 
-    The block must write nothing to stdout, which may be the same terminal.
+    Args:
+        app: The app.
+        draw: Called with the text, at last with an empty one. None: it is shown if stderr is a
+            terminal. Then the block must write nothing to stdout, which may be the same one.
     """
-    if not sys.stderr.isatty():
-        yield
-        return
+    if draw is None:
+        if not sys.stderr.isatty():
+            yield
+            return
+        draw = _draw_line
     runtime = Runtime.of(app)
     clock, store = runtime.clock, runtime.store
     next_at = clock.now() + _PROGRESS_AFTER
@@ -94,7 +92,7 @@ def progress(app: Any) -> Iterator[None]:
         nonlocal next_at, is_shown
         if clock.now() >= next_at:
             next_at, is_shown = clock.now() + _PROGRESS_EVERY, True
-            click.echo(f"{_ERASE}{text}", nl=False, err=True)
+            draw(text)
 
     store.progress = show
     try:
@@ -102,7 +100,11 @@ def progress(app: Any) -> Iterator[None]:
     finally:
         store.progress = None
         if is_shown:
-            click.echo(_ERASE, nl=False, err=True)
+            draw("")
+
+
+def _draw_line(text: str) -> None:
+    click.echo(f"{_ERASE}{text}", nl=False, err=True)
 
 
 class Duration(_ParamType):
@@ -156,7 +158,9 @@ def ls(ctx: click.Context, /, sort: str, as_json: bool, **conditions: Any) -> No
     For a claim, WORKER, PID and SINCE are those of its message's publication.
     """
     app, chosen = ctx.obj.app, Filter(**conditions)
-    found = inspection.held_keys(app, chosen, sort=SortBy(sort), report=report_foreign)
+    found = inspection.held_keys(
+        app, chosen, sort=SortBy(sort), counts_calls=True, report=report_foreign
+    )
     with progress(app):
         first = next(found, None)  # after the search for all names
         text = "" if first is None or as_json else table(chain([first], found))
@@ -182,7 +186,14 @@ def show(ctx: click.Context, key: str, as_json: bool) -> None:
     """
     app = ctx.obj.app
     with progress(app):
-        held = inspection.find_key(app, key) or inspection.find_task(app, _task_id(app, key))
+        task_id = _task_id(app, key)
+        held = inspection.find_key(app, key) or inspection.find_task(app, task_id)
+        held = inspection.with_calls(app, held, key)
+        call = None if held else inspection.find_call(app, task_id)
+    if call is not None:
+        text = json.dumps(row_of_call(call), indent=2) if as_json else calls_table([call])
+        click.echo(text)
+        ctx.exit(0)
     if as_json:
         click.echo(json.dumps(row_of(held) if held else None, indent=2))
     elif held:
@@ -219,6 +230,91 @@ def explain(ctx: click.Context, /, task_id: str, timeout: float, as_json: bool) 
         click.echo(shown(f"{task_id}: {found.fate}"))
         click.echo("\n".join(f"  {shown(sentence)}" for sentence in found.sentences))
     ctx.exit(1 if found.fate is Fate.UNKNOWN else 0)
+
+
+@click.command(cls=Command)
+@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
+@click.argument("key")
+@click.pass_context
+def queue(ctx: click.Context, key: str, as_json: bool) -> None:
+    """List the calls in the queue of KEY, in the order in which they run (on_conflict="queue").
+
+    The first one runs, or is the next to run. `ls` shows how many calls wait for each key.
+    """
+    app = ctx.obj.app
+    calls = _calls_of(app, key)
+    if as_json:
+        click.echo(json.dumps([row_of_call(call) for call in calls], indent=2))
+    elif calls:
+        click.echo(calls_table(calls))
+    if not calls:
+        click.echo(f"no call is in the queue of {key}", err=as_json)
+    ctx.exit(0 if calls else 1)
+
+
+@click.command(cls=Command)
+@click.option("--key", default="", help="Instead of TASK_ID: all calls that wait for this key.")
+@click.option("--first", is_flag=True, help="With --key: only the first call that does not run.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be cancelled.")
+@click.option("--reason", default="", help="Why; the result has it, with your login.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
+@click.argument("task_ids", nargs=-1, metavar="[TASK_ID]...")
+@click.pass_context
+def cancel(
+    ctx: click.Context,
+    /,
+    task_ids: tuple[str, ...],
+    key: str,
+    first: bool,
+    reason: str,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Take calls that wait out of the queue of their key (on_conflict="queue").
+
+    They never run. Their result is REVOKED, and a chord counts them. A call that runs is left
+    alone: revoke(terminate=True) ends it.
+    """
+    if bool(task_ids) == bool(key) or (first and not key):
+        raise click.UsageError("give TASK_ID, or --key KEY, which --first restricts to one call")
+    app = ctx.obj.app
+    with progress(app):
+        if key:
+            calls = [call for call in _calls_of(app, key) if call.state != "running"]
+            calls = calls[:1] if first else calls
+        else:
+            wanted = {_task_id(app, name) for name in task_ids}
+            calls = [*inspection.find_calls(app, wanted)]
+    if calls and not (yes or dry_run):
+        question = f"Cancel these {len(calls)} calls?"
+        _confirm(calls_table(calls), question, as_json, done="cancelled", does="cancels")
+    cancelled: dict[str, bool] = {}
+    # The last one first: the end of the call at the head publishes the call behind it.
+    for call in reversed(calls if not dry_run else []):
+        try:
+            cancelled[call.name] = inspection.cancel(app, call, reason=reason)
+        except SingletonLockError:
+            raise
+        except Exception as exc:
+            text = f"{call.task_id} never runs, but its result is not stored yet: {exc}"
+            raise click.ClickException(f"{text}. Cancel it again") from exc
+    if as_json:
+        rows = [
+            {**row_of_call(call), "cancelled": cancelled.get(call.name, False)} for call in calls
+        ]
+        click.echo(json.dumps(rows, indent=2))
+    elif dry_run and calls:
+        click.echo(f"{calls_table(calls)}\nnothing is cancelled: --dry-run")
+    for call in calls if not (as_json or dry_run) else ():
+        done = cancelled[call.name]
+        outcome = "cancelled" if done else "not cancelled, it runs or has left the queue:"
+        click.echo(f"{outcome} {shown(call.task_id)}", err=not done)
+    is_found = {call.task_id for call in calls} >= wanted if task_ids else bool(calls)
+    if not is_found:
+        click.echo("no such call waits in a queue" if task_ids else "nothing waits", err=True)
+    ctx.exit(0 if is_found and (dry_run or all(cancelled.values())) else 1)
 
 
 @click.command(cls=Command)
@@ -266,7 +362,9 @@ def release(
     name, freed = held.key if held else str(key), False
     if held and not dry_run:
         if not (force or yes or token):
-            _confirm(describe(held), f"{_RISKS[held.is_claim]} Release?", as_json)
+            question = f"{_RISKS[held.is_claim]} Release?"
+            answers = {**_RELEASE, "answers": "--yes, --token TOKEN or --force"}
+            _confirm(describe(held), question, as_json, **answers)
         expected = None if force else token or held.token
         freed = inspection.release(app, name, expected, reason=reason)
     if as_json:
@@ -291,7 +389,7 @@ def _release_all(
         found = [*inspection.held_keys(app, chosen, report=report_foreign)]
     if found and not (yes or dry_run):
         lines = f"{table(found)}\n{_RISKS[False]}"
-        _confirm(lines, f"Release these {len(found)} keys?", as_json)
+        _confirm(lines, f"Release these {len(found)} keys?", as_json, **_RELEASE)
     freed = {
         held.key: not dry_run and inspection.release(app, held.key, held.token, reason=reason)
         for held in found
@@ -325,19 +423,28 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 COMMANDS: dict[str, click.Command] = {
-    command.name or "": command for command in (doctor, explain, ls, release, show)
+    command.name or "": command for command in (cancel, doctor, explain, ls, queue, release, show)
 }
 
 
-def _confirm(what: str, question: str, as_json: bool) -> None:
+def _calls_of(app: Any, name: str) -> list[CallInQueue]:
+    """The calls in the queue of the key that ``name`` means."""
+    key = inspection.find_queue(app, name)
+    return [*inspection.calls_in_queue(app, key)] if key else []
+
+
+def _confirm(
+    what: str, question: str, as_json: bool, *, done: str, does: str, answers: str = "--yes"
+) -> None:
+    """Show ``what``, and ask. ``done`` and ``does`` name the act; ``answers`` are the options."""
     if as_json:
-        raise click.UsageError("with --json give --yes, --token TOKEN or --force")
+        raise click.UsageError(f"with --json give {answers}")
     click.echo(what)
     try:
         confirmed = click.confirm(question)
     except click.Abort:
         # Standard input has ended, because there is no terminal.
-        message = "no answer, so nothing is released; --yes releases without asking"
+        message = f"no answer, so nothing is {done}; --yes {does} without asking"
         raise click.ClickException(message) from None
     if not confirmed:
         raise click.Abort
@@ -389,6 +496,8 @@ def row_of(held: HeldKey) -> dict[str, Any]:
         "fence": held.fence,
         "token": held.token,
         "waiting": held.waiting,
+        "calls": held.calls,
+        "oldest_call": held.oldest_call and held.oldest_call.isoformat(timespec="seconds"),
     }
 
 
@@ -404,18 +513,41 @@ def json_array(found: Iterable[HeldKey]) -> Iterator[str]:
 
 def table(found: Iterable[HeldKey]) -> str:
     """The keys as a table: one line per key, columns aligned."""
-    rows = rows_of(found, _COLUMNS)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return aligned(rows_of(found, COLUMNS))
+
+
+def calls_table(calls: Iterable[CallInQueue]) -> str:
+    """The calls of queues as a table: one line per call."""
+    heads = ["KEY", "POSITION", "CALL", "STATE", "PUBLISHED", "SINCE"]
+    rows = (
+        [
+            shown(call.key),
+            str(call.position),
+            shown(f"{call.task}[{call.task_id}]" if call.task else call.task_id),
+            call.state,
+            str(call.copies),
+            call.since.isoformat(timespec="seconds"),
+        ]
+        for call in calls
+    )
+    return aligned([heads, *rows])
+
+
+def row_of_call(call: CallInQueue) -> dict[str, Any]:
+    """The call of a queue as JSON data; ``since`` in ISO 8601."""
+    return {**asdict(call), "since": call.since.isoformat(timespec="seconds")}
 
 
 def describe(held: HeldKey) -> str:
     """The key as text, one field per line."""
     row = row_of(held)
     del row["phase"]  # the state contains it
-    if held.waiting is None:
-        del row["waiting"]
+    for name in ("waiting", "calls", "oldest_call"):
+        if not row[name] and (name != "waiting" or row[name] is None):
+            del row[name]
+    if held.is_free:
+        row = {name: row[name] for name in ("key", "state", "calls", "oldest_call")}
+        row["next call"] = holder_of(held)
     if held.is_claim:
         del row["fence"]
         # `worker` is the process that published the message, not the one that runs it.

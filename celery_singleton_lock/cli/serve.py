@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from .commands import Command
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _prints(option: str, name: str, help_text: str) -> Callable[[_F], _F]:
+    """An option that prints a file of ``serve/monitoring``, for which the extra is not needed."""
+
+    def show(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
+        if is_given:
+            path = files("celery_singleton_lock") / "serve" / "monitoring" / name
+            click.echo(path.read_text(encoding="utf-8"), nl=False)
+            ctx.exit()
+
+    return click.option(
+        option, is_flag=True, is_eager=True, expose_value=False, callback=show, help=help_text
+    )
+
 
 @click.command(cls=Command)
+@_prints("--print-alerts", "prometheus-alerts.yml", "Print alert rules for Prometheus, and exit.")
+@_prints("--print-dashboard", "grafana-dashboard.json", "Print a board for Grafana, and exit.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", default=9876, show_default=True, help="0: any free port.")
 @click.option(

@@ -29,11 +29,10 @@ import click
 from .. import inspection
 from ..errors import StoreError, StoreUnavailable
 from ..inspection import Filter, HeldKey, SortBy
-from ..inspection.names import without_prefix
 from ..instrumentation.log import logfmt
 from ..runtime import Runtime
-from .commands import Command, Duration, choose_keys, row_of, sort_keys
-from .table import Columns, holder_of, rows_of, shown
+from .commands import Command, Duration, choose_keys, progress, row_of, sort_keys
+from .table import columns_at, rows_of, shown
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -43,10 +42,14 @@ _NO_RICH: Final = (
     "pip install 'celery-singleton-lock[watch]'"
 )
 # The columns that are never broken into several lines.
-_NUMBERS: Final = {"TTL", "AGE", "WAITING"}
+_NUMBERS: Final = {"TTL", "AGE", "WAITING", "CALLS"}
 
 
 class _View(Protocol):
+    @property
+    def draw_progress(self) -> Callable[[str], None] | None:
+        """Shows what the first search, which may be long, has done; see `commands.progress`."""
+
     def show(self, found: Sequence[HeldKey], at: datetime) -> None:
         """Show the keys that were read."""
 
@@ -83,7 +86,9 @@ def watch(
         while goes_on():
             begin, at = clock.now(), datetime.fromtimestamp(clock.wall(), UTC)
             try:
-                view.show([*inspection.held_keys(app, chosen, sort=order)], at)
+                with progress(app, view.draw_progress):
+                    found = [*inspection.held_keys(app, chosen, sort=order, counts_calls=True)]
+                view.show(found, at)
             except StoreError as exc:
                 view.fail(exc, at)
             clock.sleep(max(interval, clock.now() - begin))
@@ -138,16 +143,18 @@ def _failure(error: StoreError) -> str:
 class _Lines:
     """One line per change; `key=value` pairs as in the log, or JSON."""
 
+    draw_progress = None
+
     def __init__(self, store: str, as_json: bool) -> None:
         self._store, self._as_json = store, as_json
-        self._known: dict[str, tuple[str, str, int | None]] = {}
+        self._known: dict[str, tuple[str, str, int | None, int | None]] = {}
         self._error = ""
 
     def show(self, found: Sequence[HeldKey], at: datetime) -> None:
         if self._error:
             self._error = ""
             self._print(at, "store-back", {"store": self._store})
-        known = {held.key: (held.token, held.state, held.waiting) for held in found}
+        known = {held.key: (held.token, held.state, held.waiting, held.calls) for held in found}
         for key in self._known.keys() - known.keys():
             self._print(at, "gone", {"key": key})
         for held in found:
@@ -166,7 +173,8 @@ class _Lines:
         if self._as_json:
             return row
         names = ("key", "state", "task", "task_id", "worker", "pid", "since", "fence", "waiting")
-        return {name: row[name] for name in names if row[name] not in (None, "")}
+        fields = {name: row[name] for name in names if row[name] not in (None, "")}
+        return {**fields, "calls": held.calls} if held.calls else fields
 
     def _print(self, at: datetime, change: str, fields: dict[str, Any]) -> None:
         moment = at.isoformat(timespec="seconds")
@@ -185,14 +193,22 @@ class _Table:
         self._summary, self._read_at = "", ""
 
     def show(self, found: Sequence[HeldKey], at: datetime) -> None:
-        claims = sum(held.is_claim for held in found)
-        self._summary = f"{len(found) - claims} held, {claims} claimed"
+        claims, free = sum(one.is_claim for one in found), sum(one.is_free for one in found)
+        self._summary = f"{len(found) - claims - free} held, {claims} claimed"
+        if calls := sum(held.calls or 0 for held in found):
+            self._summary += f", {calls} calls wait"
         # The title, a problem, and the head of the table with its rule need a line each.
         room = max(1, self._live.console.height - 4)
         if len(found) > room:
             self._summary += "; as many as fit are shown"
         self._rows, self._read_at = _table(found[:room], at), at.isoformat(timespec="seconds")
         self._draw("")
+
+    def draw_progress(self, text: str) -> None:
+        """Show ``text`` in place of the first table; later ones stay until the next is read."""
+        if not self._read_at:
+            self._summary = text
+            self._draw("")
 
     def fail(self, error: StoreError, at: datetime) -> None:
         read = f"; below is what was read at {self._read_at}" if self._read_at else ""
@@ -213,34 +229,10 @@ def _table(found: Sequence[HeldKey], at: datetime) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    heads, *rows = rows_of(found, _columns(at))
+    heads, *rows = rows_of(found, columns_at(at))
     for head in heads:
         table.add_column(head, overflow="fold", no_wrap=head in _NUMBERS)
     for row in rows:
         # Text: a cell that is a str could have rich's markup, and a publisher chooses ids.
         table.add_row(*map(Text, row))
     return table
-
-
-def _columns(at: datetime) -> Columns:
-    """The columns; the prefix of the key and a task of the scope's name are left out."""
-
-    def age(held: HeldKey) -> str:
-        return "" if held.since is None else _duration((at - held.since).total_seconds())
-
-    return {
-        "KEY": lambda held: without_prefix(held.key),
-        "STATE": lambda held: held.state,
-        "TTL": lambda held: f"{held.ttl:.0f}s",
-        "AGE": age,
-        "HOLDER": lambda held: held.task_id if held.task == held.scope else holder_of(held),
-        "WORKER": lambda held: held.worker,
-    }
-
-
-def _duration(seconds: float) -> str:
-    """As the option --older-than takes it; whole units."""
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f}{unit}"
-    return f"{max(0.0, seconds):.0f}s"

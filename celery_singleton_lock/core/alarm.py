@@ -8,7 +8,8 @@ Overview
 
 Guarantees
     A ring between two sleeps ends the next one. A connection that the other end has closed is
-    reported once, also if a request finds that first. One that this process closes is not.
+    reported once, also if a request finds that first. The end of a connection that this process
+    closes is not reported.
     On Linux the time of a sleep includes that in which the machine was suspended.
 
 Non-guarantees
@@ -31,7 +32,7 @@ _LONGEST: Final = 3600.0
 
 
 class Alarm:
-    """What one thread sleeps on; the other methods are called by any thread.
+    """The sleep of one thread, which calls :meth:`sleep`. Any thread may call the other methods.
 
     This class works everywhere. :func:`make_alarm` returns a better one where there is one.
     """
@@ -87,7 +88,7 @@ class _LockAlarm(Alarm):
 
 
 class _EpollAlarm(Alarm):
-    """Sleeps in epoll_wait. The events are edge-triggered, so that none has to be read away.
+    """Sleeps in epoll_wait. The events are edge-triggered, so no event has to be read.
 
     Raises:
         AttributeError: This system has no epoll.

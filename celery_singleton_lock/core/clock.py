@@ -55,7 +55,7 @@ class SystemClock:
 
 
 class Timer:
-    """A descriptor that becomes readable after some seconds, those of a suspension included.
+    """A descriptor that becomes readable after some seconds; the time of a suspension counts.
 
     The timeout of a wait counts only the time in which the machine runs: a thread that has slept
     for one of its 20 seconds when a laptop is closed sleeps for 19 more when it is opened again.

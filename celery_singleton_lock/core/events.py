@@ -29,6 +29,11 @@ class EventName(StrEnum):
     CANCELLED = "cancelled"
     PUT_BACK = "put-back"
     DROPPED = "dropped"
+    # Events of a call in the queue of its key.
+    JOINED = "joined"
+    PUBLISHED = "published"
+    STALLED = "stalled"
+    REMOVED = "removed"
     # Events of the store, as this process sees it.
     STORE_UNREACHABLE = "store-unreachable"
     STORE_BACK = "store-back"

@@ -9,10 +9,11 @@ Overview
     that has lost its data has lost its connections too.
 
 Guarantees
-    A lease that the store no longer has is lost at its next renewal. If the connections ended with
-    the data (a restart, a failover), that is less than a second after the store answers again, and
-    if the machine was suspended, when it resumes (on Linux, both). A renewal without a reply is
-    repeated until the deadline; then the lease is lost, and a later reply does not revive it.
+    A lease that the store no longer has is lost at its next renewal. On Linux that renewal is early
+    in two cases. If the connections ended with the data (a restart, a failover), it is less than a
+    second after the store answers again. If the machine was suspended, it is when it resumes.
+    A renewal without a reply is repeated until the deadline; then the lease is lost, and a later
+    reply does not revive it.
     A loss is reported once, and before another client can hold the key, unless this thread starves.
     The replies of one batch take effect before the next batch is sent.
     This thread runs no log handler and no receiver of a signal: see `core.observers`. The body of a
@@ -36,8 +37,8 @@ State model::
                +--"dying"--> removed: the worker parent has reported the end of this process
                +--max_hold reached--> ending --deadline--> lost (expired)
     discard() from any state: removed, a late reply is ignored
-    let_go() from any state: as discard(), for an asynchronous release. When the next renewal would
-    have been due, or its event is, the store is drained, unless the release was confirmed before
+    let_go() from any state: as discard(), for an asynchronous release. The store is drained at the
+    time of the next renewal, or of the release's event, unless the release was confirmed before
 
 Failure handling
     Connections that end one after the other cause one renewal per `_MAX_RETRY_PAUSE`. While the
@@ -105,7 +106,8 @@ _MIN_TIMEOUT: Final = 0.05
 # Pauses while the store does not answer: short enough to notice its return soon, long enough not to
 # overload it.
 _RETRY_RATIO: Final = 0.05
-# With the time of a renewal less than a second: a loss is reported within a second of the return.
+# This and the time of a renewal are less than a second together: a loss is reported within a second
+# after the store answers again.
 _MAX_RETRY_PAUSE: Final = 0.95
 _MIN_RETRY_PAUSE: Final = 0.01
 # The share of a pause that is random. All processes notice the end of a server at once, and must
@@ -195,15 +197,15 @@ class Heartbeat:
             self._alarm.ring()
 
     def declare(self, lease: Lease) -> None:
-        """Declare ``lease`` lost if its deadline has passed. For a holder that noticed it first."""
+        """Declare ``lease`` lost if its deadline has passed; its holder may notice that first."""
         if lease in self._leases:
             self._lose_overdue(lease, self._clock.now())
 
     def let_go(self, lease: Lease) -> bool:
-        """:meth:`discard` for an asynchronous release.
+        """As :meth:`discard`, for an asynchronous release, whose reply is still to be read.
 
-        The store is drained when the next renewal would have been due, unless the release is
-        confirmed before. The thread wakes at that time in any case. Waking it for each release
+        The store is drained at the time of the lease's next renewal, unless the release is
+        confirmed before. The thread would wake then for the renewal. To wake it for the release
         would cost the body as much as a round trip.
 
         Returns:
@@ -290,9 +292,10 @@ class Heartbeat:
         times = [*self._let_go.values(), *watched, *map(_SWEEP_AT, leases)]
         if now < self._report_at < _FOREVER:
             times.append(self._report_at)
-        # Without a lease: the next one probably has no shorter interval, so adding it does not have
-        # to wake this thread, which would cost the body as much as a round trip. After an interval
-        # without a lease, the thread sleeps until it is woken.
+        # If there is no lease, this thread wakes once more, when the renewal of a lease that is
+        # added now would be due, if its interval is no shorter than those before. So adding it does
+        # not have to wake this thread, which would cost the body as much as a round trip. After an
+        # interval without a lease, the thread sleeps until it is woken.
         self._wakes_at = wakes_at = min(times) if times else now + shortest * _EARLIEST
         return None if wakes_at == _FOREVER else max(0.0, wakes_at - now)
 
@@ -303,7 +306,7 @@ class Heartbeat:
         """
         now = self._clock.now()
         # A restart ends the connections of all processes at once, hence the random part. The pause
-        # bounds what a server costs that ends each connection.
+        # bounds the renewals that a server causes by ending each connection.
         at = max(now + uniform(*_SPREAD), self._hastened_to + _MAX_RETRY_PAUSE)
         # A renewal that has failed is repeated soon in any case.
         hastened = [one for one in self._snapshot() if at < one.due and not one.failures]
@@ -549,7 +552,8 @@ class _Watch:
 def notes_on(store: Store, leases: Sequence[Lease], timeout: float) -> list[str | None]:
     """The operators' notes on the keys of lost ``leases``; None where there is none.
 
-    One request for all of them. If the store does not answer, the losses are reported without.
+    One request for all of them. If the store does not answer, all losses are reported without
+    a note.
     """
     try:
         keys = [Keyspace.note(lease.key) for lease in leases]

@@ -59,6 +59,7 @@ KeySpec = str | tuple[str, ...] | PerTask | Callable[..., "str | None"] | None
 _MAX_RENDERED_CHARS: Final = 160
 # A task's name and a scope of 200 characters each, one of which may become twelve when quoted, and
 # a rendered key, one character of which may become three.
+_MAX_LOCK_CHARS: Final = 12 * 200 + 3 * _MAX_RENDERED_CHARS + 1000
 _MAX_CLAIM_CHARS: Final = 2 * 12 * 200 + 3 * _MAX_RENDERED_CHARS + len("00000}:claim|%period|:")
 # The parameters of a wrapper that passes its arguments on: ``*args, **kwargs``.
 _OPEN: Final = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
@@ -98,6 +99,10 @@ class Keyspace:
         # Quoted, so that it contains no '|', which separates it from an entry in `last_run`.
         return self.lock("celery.beat", quote_scope(name))
 
+    def all_shards(self) -> list[str]:
+        """The prefixes of all names, of each shard; see :meth:`shard`."""
+        return [f"csl:{{{self.prefix}:{number}}}" for number in range(self.shards)]
+
     def match_all(self) -> str:
         """A glob pattern for every key of this prefix, in every shard."""
         prefix = re.sub(r"([*?\[\]\\])", r"\\\1", self.prefix)
@@ -130,8 +135,8 @@ class Keyspace:
 
     @staticmethod
     def stays(key: str) -> bool:
-        """Whether ``key`` never expires: a fence counter, or the number of shards."""
-        return key.endswith(("}:fence", ":0}:shards"))
+        """Whether ``key`` never expires: a counter, the number of shards, or a queue of calls."""
+        return key.endswith(("}:fence", "}:number", ":0}:shards")) or Keyspace._is_call_queue(key)
 
     @staticmethod
     def last_run(leader: str, entry: str) -> str:
@@ -162,6 +167,26 @@ class Keyspace:
         return f"{shard}}}:line|{name.partition('#')[0]}"
 
     @staticmethod
+    def call_queue(key: str) -> list[str]:
+        """The queue of the calls of ``key``, their states and messages, the shard's due set."""
+        shard, _, name = key.partition("}:")
+        return [f"{shard}}}:queue|{name}", f"{shard}}}:calls|{name}", f"{shard}}}:due"]
+
+    @staticmethod
+    def last_number(key: str) -> str:
+        """The number of the last call that joined a queue in the shard of ``key``."""
+        return f"{Keyspace.shard(key)}:number"
+
+    @staticmethod
+    def ended(key: str, task: str) -> str:
+        """The marker of a call (``Token.task``) that has ended in the queue of ``key``.
+
+        Its next attempt may be in the queue of another key.
+        """
+        shard, _, name = key.partition("}:")
+        return f"{shard}}}:ended|{name}|{task}"
+
+    @staticmethod
     def newest_call(key: str) -> str:
         """The newest call of ``key`` under ``on_conflict="cancel_running"``."""
         shard, _, name = key.partition("}:")
@@ -182,9 +207,13 @@ class Keyspace:
         return [f"{shard}}}:done|{attempt}", wait_queue, f"{wait_queue}!"]
 
     @staticmethod
-    def is_wait_queue(name: str) -> bool:
-        """Whether ``name`` is a wait queue or its list of handoff tokens; neither is a string."""
-        return "}:line|" in name
+    def is_queue(name: str) -> bool:
+        """Whether ``name`` is a wait queue, its handoff tokens, or a queue of calls: no string."""
+        return "}:line|" in name or Keyspace._is_call_queue(name)
+
+    @staticmethod
+    def _is_call_queue(name: str) -> bool:
+        return "}:queue|" in name or "}:calls|" in name or name.endswith("}:due")
 
     @staticmethod
     def claim(task: str, key: str) -> str:
@@ -223,6 +252,15 @@ class Keyspace:
             return False
         match = _compiled(_CLAIM).fullmatch(name, len(start))
         return match is not None and int(match[1]) < self.shards
+
+    def is_lock(self, name: Any) -> bool:
+        """Whether ``name``, read from a message and not trusted, can be a lock of this prefix."""
+        start = f"csl:{{{self.prefix}:"
+        if not isinstance(name, str) or not name.startswith(start) or len(name) > _MAX_LOCK_CHARS:
+            return False
+        number, _, rest = name[len(start) :].partition("}:")
+        is_shard = number.isascii() and number.isdigit() and int(number) < self.shards
+        return is_shard and "|" not in rest.partition(":")[0] and ":" in rest
 
     @staticmethod
     def shards_note(key: str) -> str:
@@ -501,7 +539,10 @@ class _Template(string.Formatter):
         self, template: str, signature: inspect.Signature, bind: Callable[..., dict[str, Any]]
     ) -> None:
         self._template, self._bind = template, bind
-        pieces = list(self.parse(template))
+        try:
+            pieces = list(self.parse(template))
+        except ValueError as exc:  # a brace without the other one
+            raise ValueError(f"key={template!r}: {exc}") from None
         fields = [field for _, field, _, _ in pieces if field is not None]
         if not fields:
             raise ValueError(

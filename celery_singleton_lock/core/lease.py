@@ -134,7 +134,7 @@ class Token:
         return unquote(name.partition("+")[0], errors="surrogatepass")
 
     def next_attempt(self) -> Token:
-        """The token for which a retry reserves the key: any delivery of the next attempt."""
+        """The token for which a retry reserves the key, for any delivery of the next attempt."""
         return replace(self, retries=self.retries + 1, nonce="-")
 
 
@@ -153,6 +153,7 @@ class Holder:
     first_try: float = 0.0  # of a call that was put back, seconds since the epoch; 0.0: `since`
     expires: float = 0.0  # of a claim: expiry of its message, seconds since the epoch; 0.0: never
     process: str = ""  # see process.py; empty: its death can't be proven
+    ttl: float = 0.0  # of a lease whose call sets it, in seconds; 0.0: that of the task
 
     def to_json(self, known_id: str = "") -> str:
         """The JSON that :meth:`from_json` reads, without a task id that equals ``known_id``.
@@ -165,6 +166,8 @@ class Holder:
             more += f',"first_try":{self.first_try!r}'
         if self.process:
             more += f',"proc":{_text(self.process)}'
+        if self.ttl:
+            more += f',"ttl":{self.ttl!r}'
         return (
             f'{{"task":{_text(self.task)},{task_id}"worker":{_text(self.worker)},'
             f'"pid":{self.pid},"since":{self.since!r}{more}}}'
@@ -184,6 +187,7 @@ class Holder:
                 first_try=float(get("first_try", 0.0)),
                 expires=float(get("expires", 0.0)),
                 process=str(get("proc", "")),
+                ttl=float(get("ttl", 0.0)),
             )
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls()

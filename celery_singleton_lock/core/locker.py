@@ -10,8 +10,8 @@ Guarantees
     A lease that is returned was granted to its token, is registered with the heartbeat, and its
     ``valid_until`` lies before the store's expiry. An acquire whose outcome is unknown is released
     by token, whatever the exception. A release never raises. The end of a lease is reported once.
-    A waiting client tries again within half a second, woken or not, and at the end of the ttl in
-    the last refusal. If a wake-up, the store's memory or the woken client is lost, the delay is
+    A waiting client tries again within half a second, woken or not, and when the ttl in the last
+    refusal has passed. If a wake-up, the store's memory or the woken client is lost, the delay is
     half a second. A client that leaves or vanishes is counted in the wait queue for at most 1.5 s.
     A refused client looks once whether the holder's process is proven dead (`process`); then it
     frees that lease and asks again. A store with a wait queue wakes the client that has waited
@@ -69,7 +69,7 @@ from .lease import (
 )
 from .observers import observers
 from .process import is_proven_dead
-from .store import Acquire, GrantedArguments, Refused, Relation, Release, Store, Trace
+from .store import Acquire, GrantedArguments, Refused, Relation, Release, ReleaseReply, Store, Trace
 
 # Seconds after an acquire within which a release may be asynchronous. A connection that was idle
 # for longer may be broken, and beside a longer body a round trip does not matter.
@@ -215,7 +215,7 @@ class Locker:
             raise
         return lease
 
-    def release(self, lease: Lease, request: Release) -> Relation | None:
+    def release(self, lease: Lease, request: Release) -> ReleaseReply | None:
         """Release ``lease`` by ``request``; None if the store didn't answer. Never raises."""
         if lease.process != os.getpid():
             return None  # a forked child leaves the block; its parent holds the lease
@@ -282,7 +282,7 @@ class Locker:
         self.release(lease, request)
 
     def _on_reply(
-        self, lease: Lease, request: Release, outcome: Relation | StoreError, resent: bool
+        self, lease: Lease, request: Release, outcome: ReleaseReply | StoreError, resent: bool
     ) -> None:
         """Report the end of ``lease``, often on the thread of another body.
 
@@ -290,7 +290,7 @@ class Locker:
         """
         self.heartbeat.confirmed(lease)
         watched = self._events.observes(_RELEASED)
-        if outcome is Relation.OURS and not (watched and self._events.reaches_sinks(_RELEASED)):
+        if outcome is ReleaseReply.OURS and not (watched and self._events.reaches_sinks(_RELEASED)):
             try:
                 if watched and not lease.reported:
                     self._report_released(lease)
@@ -320,7 +320,7 @@ class Locker:
         """
         claim = request.claim
         queued = replace(claim, phase=Phase.QUEUED) if claim and claim.phase else None
-        release = Release(keys=request.slots, token=request.token, claim=queued)
+        release = request.undo(queued)
         # An exception may have come between the grant's event and the assignment by the caller.
         lease = self.heartbeat.find(request.token)
         if lease is not None:
@@ -345,7 +345,7 @@ class Locker:
                 # Before the release: if it frees the lease, the worker's parent finds the note.
                 self._lease_notes.freeing(record.token)
             release = Release(keys=(record.key,), token=token)
-            if self.store.release(release, timeout=timeout) is Relation.OURS:
+            if self.store.release(release, timeout=timeout) is ReleaseReply.OURS:
                 self._report_freed(request.holder, record, token)
 
     def _report_freed(self, own: Holder, record: Record, token: Token) -> None:
@@ -366,7 +366,9 @@ class Locker:
         if self._lease_notes is not None:
             self._lease_notes.strike(token.text)
 
-    def _report_end(self, lease: Lease, request: Release, reply: Relation, resent: bool) -> None:
+    def _report_end(
+        self, lease: Lease, request: Release, reply: ReleaseReply, resent: bool
+    ) -> None:
         """Report ``lease`` as released or lost; once, and not if its loss was reported before.
 
         Args:
@@ -377,7 +379,7 @@ class Locker:
         """
         if lease.reported:
             return
-        if reply is Relation.OURS:
+        if reply is ReleaseReply.OURS:
             lease.reported = True
             if self._events.observes(_RELEASED):
                 self._report_released(lease)
@@ -391,7 +393,7 @@ class Locker:
                 self._report_failed(lease, _UNKNOWN, frees_in=0.0)
                 return
             if not lost:
-                self._report_end(lease, request, Relation.OURS, resent)
+                self._report_end(lease, request, ReleaseReply.OURS, resent)
                 return
         # Another body may have run at the same time: the store was emptied or an operator freed the
         # key between two renewals, or this process was stopped and its body resumed before the

@@ -20,7 +20,8 @@ Non-guarantees
 
 Failure handling
     An exception of an observer is logged. A forked child has an empty queue and no thread: the
-    parent's thread runs what waited at the fork.
+    parent's thread runs what waited at the fork. A fork waits for the observer that runs, for a
+    moment: locks that it holds, such as those of a client, would stay locked in the child.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Final
@@ -43,6 +44,8 @@ logger = logging.getLogger("celery_singleton_lock")
 MOST_WAITING: Final = 2000
 #: Seconds that the end of a process waits for its observers.
 LAST_CALLS: Final = 1.0
+# Seconds that a fork waits for the observer that runs.
+_FORK_PATIENCE: Final = 0.2
 
 
 class ObserverThread:
@@ -63,10 +66,12 @@ class ObserverThread:
         self._start: Any = native.allocate_lock()  # held by the thread that runs
         self._running = False
         self._thread = 0  # the native identity of the thread
+        self._guard: Any = native.allocate_lock()  # held while an observer runs, and by a fork
+        self._forks: list[None] = []  # an item while a fork holds it
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """Run the observers of what happens in this block, on this thread, on their own thread."""
+        """Run observers on their own thread: those of the events of this thread in this block."""
         thread = native.get_ident()
         if thread in self._serving:
             yield
@@ -105,7 +110,7 @@ class ObserverThread:
         return True
 
     def flush(self, seconds: float = LAST_CALLS) -> None:
-        """Wait at most ``seconds`` until the observers have run that wait now."""
+        """Wait at most ``seconds`` for the observers that are in the queue now."""
         if not self._calls:
             return
         done: Any = native.allocate_lock()
@@ -113,6 +118,19 @@ class ObserverThread:
         self._calls.append(done.release)
         self._wake()
         done.acquire(timeout=seconds)
+
+    def before_fork(self) -> None:
+        """Wait a moment until no observer runs, and let none begin until :meth:`after_fork`."""
+        if native.get_ident() == self._thread:
+            return  # an observer forks
+        if self._guard.acquire(timeout=_FORK_PATIENCE):
+            self._forks.append(None)
+
+    def after_fork(self) -> None:
+        """Called in the parent."""
+        with suppress(IndexError):  # the guard was not free, or another thread has forked too
+            self._forks.pop()
+            self._guard.release()
 
     def _wake(self) -> None:
         if not self._running:
@@ -134,7 +152,8 @@ class ObserverThread:
         while True:
             while self._calls:
                 try:
-                    self._calls[0]()
+                    with self._guard:
+                        self._calls[0]()
                 except BaseException:
                     # SystemExit in a receiver must not end the thread.
                     logger.exception("singleton: an observer failed")
@@ -151,6 +170,10 @@ class ObserverThread:
 
 #: The observers of this process.
 observers: Final = ObserverThread()
-os.register_at_fork(after_in_child=observers.reset)
+os.register_at_fork(
+    before=observers.before_fork,
+    after_in_parent=observers.after_fork,
+    after_in_child=observers.reset,
+)
 atexit.register(observers.flush)
 logger.addFilter(lambda record: not observers.defers(record))

@@ -8,9 +8,10 @@ Overview
 
 Guarantees
     :func:`is_proven_dead` is true only if no process with that PID and start time exists in the
-    holder's PID namespace, or only its zombie. What is not known counts as alive: another host,
-    boot, namespace or host name, a ``/proc`` that is missing, restricted or of another namespace,
-    an operating system other than Linux, a stopped process, a zombie with living threads.
+    holder's PID namespace, or only its zombie. A holder counts as alive in all other cases: its
+    host, boot, namespace or host name is another one; ``/proc`` is missing, restricted or of
+    another namespace; the operating system is not Linux; the holder is stopped, or a zombie with
+    living threads.
 
     Two PID namespaces that exist at the same time never have the same inode number, but the number
     may be used again after a namespace ended. That is harmless: a namespace ends after its last

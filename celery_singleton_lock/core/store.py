@@ -13,19 +13,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 from ..errors import StoreError
+from .call_queue import CallQueue, Hint
 from .lease import Holder, Kind, Lease, LossReason, OperatorRelease, Phase, Record, Token
 
 
 class Relation(StrEnum):
-    """How the token of a request relates to what the store has; the scripts reply with the value.
+    """How the token of a refused acquire relates to what the store has; the scripts send the value.
 
-    A refused acquire replies with one of DONE to OTHER. A release replies with OURS, NOT_OURS, TWIN
-    or DONE.
+    It is no reply to a release: see `ReleaseReply`.
     """
 
     DONE = "done"  # this attempt has ended, according to its marker
@@ -35,8 +35,18 @@ class Relation(StrEnum):
     LATER = "later"  # a later attempt of the same task holds it, or it is reserved for one
     NOT_DUE = "not_due"  # the message may not start yet
     OTHER = "other"  # another task, or another call of this one
+    QUEUED = "queued"  # the call has a place in the queue of the key, and the store has its message
+    UNQUEUED = "unqueued"  # the call must wait, and the store does not have its message
+    LOST = "lost"  # the call had begun, was acknowledged early, and its lease has ended
+
+
+class ReleaseReply(StrEnum):
+    """The reply to a release; the scripts send the value."""
+
     OURS = "released"  # the token held the key, and the release was carried out
-    NOT_OURS = "not_ours"  # the token does not hold the key
+    NOT_OURS = "not_ours"  # the token did not hold the key
+    TWIN = "twin"  # another delivery of the same attempt holds it
+    DONE = "done"  # another delivery has ended this attempt, according to its marker
 
 
 #: The reply to the renewal of one lease; None: renewed. UNREACHABLE: the store can't answer for the
@@ -46,7 +56,7 @@ RENEWED: Final = None
 
 #: Called with the reply to an asynchronous release or the error of the last try, and with whether
 #: an earlier try without a reply may have been carried out.
-OnReply: TypeAlias = Callable[[Relation | StoreError, bool], None]
+OnReply: TypeAlias = Callable[[ReleaseReply | StoreError, bool], None]
 
 #: Seconds for which an operator's note on a release stays beside the key.
 NOTE_TTL: Final = 3600.0
@@ -183,6 +193,9 @@ class Acquire:
         handoff: The handoff token that woke the caller. The key is reserved for it. Empty: none.
     """
 
+    #: Whether the call has a place in the queue of its key (`core.call_queue`).
+    queued: ClassVar[bool] = False
+
     slots: tuple[str, ...]
     token: Token
     holder: Holder
@@ -194,6 +207,48 @@ class Acquire:
     keeps_claim: bool = False
     wait_ttl: float | None = None
     handoff: str = ""
+
+    def undo(self, claim: ClaimChange | None = None) -> Release:
+        """The release of what this request may have been granted; no body has begun."""
+        return Release(keys=self.slots, token=self.token, claim=claim)
+
+    def again(self, nonce: str) -> Acquire:
+        """The request under another nonce, because a released token is never used again."""
+        return replace(self, token=replace(self.token, nonce=nonce))
+
+
+@dataclass(slots=True, kw_only=True)
+class QueuedAcquire(Acquire):
+    """A request for the lease of a call of a queue.
+
+    A refusal has one of three more relations: QUEUED, UNQUEUED or LOST. A ``claim`` has no
+    ``arguments``: the message of a call that waits is in the store.
+
+    Attributes:
+        late: Whether the call's messages are acknowledged late.
+        asked: The nonces with which this delivery has asked before, without a reply. It knows that
+            no body began under a grant to them.
+    """
+
+    queued: ClassVar = True
+
+    late: bool = False
+    asked: tuple[str, ...] = ()
+
+    def undo(self, claim: ClaimChange | None = None) -> Release:
+        """As that of `Acquire`; the call keeps its place."""
+        return QueuedRelease(
+            keys=self.slots,
+            token=self.token,
+            claim=claim,
+            publish=lambda hint: None,
+            has_begun=False,
+        )
+
+    def again(self, nonce: str) -> Acquire:
+        """As that of `Acquire`; the request names the former nonce."""
+        token = replace(self.token, nonce=nonce)
+        return replace(self, token=token, asked=(*self.asked, self.token.nonce))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -229,8 +284,9 @@ class Refused:
 
     Attributes:
         relation: How the token relates to what the store has.
-        record: What holds the key, if the store could read it.
-        others: What holds the other slots, if the request named several and other tasks hold all.
+        record: The record of the key, if the store could read it.
+        others: The records of the other slots, if the request named several and other tasks hold
+            all.
             With more than eight slots a store may leave out all but the leases that expire first:
             the lease of a dead process is not renewed, so it becomes one of them.
         due_in: Seconds until the message may start; set only if the relation is NOT_DUE.
@@ -275,6 +331,9 @@ class Release:
             is dying, the claim can only be freed.
     """
 
+    #: Whether the call has a place in the queue of its key (`core.call_queue`).
+    queued: ClassVar[bool] = False
+
     keys: tuple[str, ...]
     token: Token
     become: Kind | None = None
@@ -298,6 +357,28 @@ class Release:
         """Reserve the key for the next attempt instead, but not shorter than it would cool down."""
         self.become, self.become_ttl = Kind.RESERVED, max(seconds, self.become_ttl)
         self.next_token = self.token.next_attempt()
+
+
+@dataclass(slots=True, kw_only=True)
+class QueuedRelease(Release):
+    """A release of the lease of a call of a queue.
+
+    Attributes:
+        publish: Called with the call that is to be published next.
+        ended_ttl: Seconds for which the store remembers that the call has ended; None: it goes on.
+        due_in: If it goes on, seconds until its next message is due.
+        has_begun: Whether a body has begun under the lease.
+        first_open: The retries of the first attempt that may still come to this key though the call
+            does not go on; None: none may, the call has ended.
+    """
+
+    queued: ClassVar = True
+
+    publish: Callable[[Hint], None]
+    ended_ttl: float | None = None
+    due_in: float = 0.0
+    has_begun: bool = True
+    first_open: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -470,6 +551,8 @@ class Store(ABC):
 
     #: For operators: called with what a long search has done so far, in words; None: not called.
     progress: Callable[[str], None] | None = None
+    #: The queues of the calls of all keys; None: this store has none.
+    call_queue: CallQueue | None = None
 
     @property
     @abstractmethod
@@ -492,7 +575,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def release(self, request: Release, /, *, timeout: float) -> Relation:
+    def release(self, request: Release, /, *, timeout: float) -> ReleaseReply:
         """Release the key that the token holds; never change the key of another token."""
 
     @abstractmethod
@@ -677,6 +760,11 @@ class Store(ABC):
             for key, text, _ in self.texts(pattern):
                 texts(key, text)
 
-    def missing_rights(self, key: str, /) -> list[str]:
-        """The commands that waking the clients waiting for ``key`` needs and the login lacks."""
+    def missing_rights(self, key: str, /, *, queue_of_calls: bool = False) -> list[str]:
+        """The commands that waking the clients waiting for ``key`` needs and the login lacks.
+
+        Args:
+            key: A key that is not held.
+            queue_of_calls: Those that the queue of the key needs instead.
+        """
         return []

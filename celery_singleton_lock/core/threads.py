@@ -1,17 +1,19 @@
-"""Threads that run blocking functions for coroutines of asyncio.
+"""Threads that run blocking functions for callers that must not wait for them.
 
-The executor of the event loop is not used: the app's own functions may occupy it, and the loop
-resolves host names in it.
+For coroutines of asyncio the executor of the event loop is not used: the app's own functions may
+occupy it, and the loop resolves host names in it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar, cast
 
 R = TypeVar("R")
 
@@ -63,3 +65,32 @@ def running_task(what: str) -> asyncio.Task[Any]:
             "(trio, curio) are not supported: there, call the blocking form on a thread."
         )
     return task
+
+
+def within(seconds: float, ask: Callable[[], R]) -> R:
+    """The result of ``ask``, which a thread calls.
+
+    Brokers and result backends have no common option that bounds the time for which their clients
+    connect and wait: a stopped broker was waited for for more than 30 s. The thread is left behind,
+    and ends with the process.
+
+    Raises:
+        TimeoutError: There is none after ``seconds``.
+        Exception: An exception of ``ask``.
+    """
+    found: SimpleQueue[tuple[R | None, Exception | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            found.put((ask(), None))
+        except Exception as exc:
+            found.put((None, exc))
+
+    threading.Thread(target=run, name="singleton-request", daemon=True).start()
+    try:
+        result, error = found.get(timeout=seconds)
+    except Empty:
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
+    if error is not None:
+        raise error
+    return cast(R, result)

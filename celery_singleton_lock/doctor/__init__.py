@@ -33,6 +33,7 @@ CHECKS: Final = (
     Check(locks.check_shards, None),
     Check(locks.check_leases, None, needs_locks=True),
     Check(locks.check_keys, None, needs_locks=True, denied=locks.NO_SCAN),
+    Check(locks.check_queues, None, needs_locks=True),
     Check(servers.check_sentinels, {"sentinel"}),
     Check(servers.check_quorum, {"sentinel"}, denied=servers.NO_QUORUM),
     Check(servers.check_master, {"sentinel"}),
@@ -62,6 +63,7 @@ CHECKS: Final = (
     Check(consensus.check_rights, {"zookeeper"}),
     Check(locks.check_policies, None),
     Check(locks.check_timeouts, None),
+    Check(locks.check_lost_workers, None),
 )
 
 _VISITS: Final = {

@@ -13,7 +13,7 @@ from celery import Celery
 
 from ..errors import StoreError, StoreUnavailable
 from ..inspection.keys import policies_by_task
-from ..policy import Policy
+from ..policy import ConflictAction, Policy
 from ..runtime import Runtime
 from ..stores import is_sentinel_url
 
@@ -145,6 +145,16 @@ class Context:
     def policies(self) -> dict[str, Policy]:
         """The policy of each task, by name; check_policies reports those that have none."""
         return policies_by_task(self.app)
+
+    @property
+    def queue_tasks(self) -> str:
+        """The names of the tasks whose calls may wait in the store; empty: none."""
+        is_queue = (
+            name
+            for name, policy in self.policies.items()
+            if policy.on_conflict.action is ConflictAction.QUEUE
+        )
+        return ", ".join(sorted(is_queue))
 
     @property
     def ttls_by_task(self) -> dict[str, float]:

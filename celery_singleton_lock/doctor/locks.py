@@ -11,11 +11,14 @@ from itertools import islice
 from typing import Any, Final
 
 from ..beat.election import check_leader_ttl
+from ..celery_compat import retries_lost_worker
 from ..core.heartbeat import MAX_TIMEOUT, timeout_for
 from ..core.lease import Holder, Lease, Token
-from ..core.store import RENEWED, Acquire, Granted, Relation, Release
+from ..core.store import RENEWED, Acquire, Granted, Release, ReleaseReply
 from ..errors import DOCS, SettingsError, StoreError, StoreUnavailable
 from ..inspection import HeldKey, overdue, unique_for_by_task
+from ..inspection.queues import heads
+from ..publish.queue import STALLED_AFTER
 from ..runtime import IN_MEMORY, singleton_tasks
 from ..stores.faults import fault_of
 from ..worker.bootstep import check_results, check_tasks, names_of
@@ -29,7 +32,10 @@ _TTL: Final = 10.0
 _SHOWN_KEYS: Final = 10
 # Keys of other programs in the store, through which a search takes some seconds.
 _MANY_OTHERS: Final = 200_000
+# The number of queues whose first call is examined.
+_SHOWN_QUEUES: Final = 100
 _RIGHTS_PAGE: Final = f"{DOCS}reference/options.html#rights"
+_KILLED_PAGE: Final = f"{DOCS}how-to/killed.html"
 
 
 #: The scope of the doctor's own keys.
@@ -71,6 +77,8 @@ def check_leases(context: Context) -> Findings:
     # It comes last, because an error of the store ends this check.
     if context.store.capabilities.wakes_waiters:
         yield from _check_waiting(context)
+    if context.store.call_queue is not None:
+        yield from _check_queue_rights(context)
 
 
 def _operation_time(context: Context) -> float:
@@ -86,7 +94,7 @@ def _operation_time(context: Context) -> float:
     lease = Lease(key=key, valid_until=begin + _TTL, acquired_at=begin, clock=clock, **own)
     renewed = store.renew([lease], timeout=MAX_TIMEOUT)
     released = store.release(Release(keys=(key,), token=token), timeout=MAX_TIMEOUT)
-    if (isinstance(granted, Granted), renewed, released) != (True, [RENEWED], Relation.OURS):
+    if (isinstance(granted, Granted), renewed, released) != (True, [RENEWED], ReleaseReply.OURS):
         raise StoreError(f"a lease of its own was not kept: {granted}, {renewed}, {released}")
     return (clock.now() - begin) / 3
 
@@ -104,6 +112,18 @@ def _check_waiting(context: Context) -> Findings:
         yield note("waiting", text, f"grant {rights}, see {_RIGHTS_PAGE}")
     else:
         yield ok("waiting", "a call that waits for a key is woken when the key is released")
+
+
+def _check_queue_rights(context: Context) -> Findings:
+    """Whether the login has the rights for the queues of keys, if a task has one."""
+    key, tasks = context.runtime.keyspace.lock(SCOPE, secrets.token_hex(8)), context.queue_tasks
+    if tasks and (missing := context.store.missing_rights(key, queue_of_calls=True)):
+        text = (
+            f'the login may not use {", ".join(missing)}: calls with on_conflict="queue" are '
+            f"refused: {tasks}"
+        )
+        rights = " ".join(f"+{name.lower()}" for name in missing)
+        yield error("rights", text, f"grant {rights}, see {_RIGHTS_PAGE}")
 
 
 NO_SCAN: Final = note("keys", "SCAN is denied, so foreign keys are unknown")
@@ -158,6 +178,31 @@ def check_keys(context: Context) -> Findings:
         yield note("search", text, remedy if is_cluster else f'{remedy} = "redis://.../2"')
 
 
+def check_queues(context: Context) -> Findings:
+    """Calls in the queues of keys that no worker begins, and calls of an app with another broker.
+
+    The call that runs next is published by the worker that ends the one before it, if the call is
+    of that worker's broker.
+    """
+    own = context.runtime.broker
+    for call in heads(context.app, _SHOWN_QUEUES):
+        name = f"{call.task}[{call.task_id}] in the queue of {call.key!r}"
+        if call.broker not in ("", own):
+            text = f"{name} was made by an app with the broker {call.broker}; this app has {own}"
+            remedy = (
+                "a singleton_lock_prefix of its own for each project; or, if the two are one, one "
+                "spelling of its URL"
+            )
+            yield warning("queues", text, remedy)
+        if call.state == "published" and call.copies >= STALLED_AFTER and not call.has_begun:
+            yield warning(
+                "queues",
+                f"{name} was published {call.copies} times and has not begun",
+                f"a worker that consumes the queue of the routing key {call.routing_key!r}, or "
+                f"celery -A ... singleton cancel {call.task_id}",
+            )
+
+
 # --- tasks and settings ---------------------------------------------------------------------------
 
 
@@ -190,7 +235,8 @@ def check_timeouts(context: Context) -> Findings:
         return
     # check_policies reports the other tasks.
     tasks = [task for task in singleton_tasks(context.app) if task.name in ttls]
-    if names := names_of(task for task in tasks if ttls[task.name] > timeout):
+    # Only the messages of acks_late tasks come back.
+    if names := names_of(t for t in tasks if t.acks_late and ttls[t.name] > timeout):
         yield warning(
             "timeouts",
             f"ttl is longer than visibility_timeout ({timeout:g} s) of {names}: a dead worker's "
@@ -211,8 +257,38 @@ def check_timeouts(context: Context) -> Findings:
             f"acks_late, with a time limit above visibility_timeout ({timeout:g} s) or none: "
             f"{names}. The message of a longer body is delivered again; the copies wait, and are "
             "dropped when it is done",
-            "visibility_timeout above the longest body, in broker_transport_options",
+            "visibility_timeout above the longest body, in broker_transport_options, and a "
+            "time_limit below it",
         )
+
+
+def check_lost_workers(context: Context) -> Findings:
+    """Whether each task that is acknowledged late survives the death of its pool process.
+
+    The main process acknowledges the message of a dead pool process, unless one of the options
+    says otherwise.
+    """
+    tasks = singleton_tasks(context.app)
+    if names := names_of(t for t in tasks if t.acks_late and not _survives_its_process(t)):
+        yield note(
+            "acks_late",
+            f"acks_late without reject_on_worker_lost: {names}. If its pool process is killed (out "
+            "of memory, kill -9), the job ends FAILURE and does not run again",
+            f"reject_on_worker_lost=True beside acks_late=True, see {_KILLED_PAGE}",
+        )
+    # The app's setting is meant for its acks_late tasks.
+    is_default = bool(context.app.conf.task_reject_on_worker_lost)
+    ineffective = (t for t in tasks if t.reject_on_worker_lost and not t.acks_late)
+    if not is_default and (names := names_of(ineffective)):
+        yield note(
+            "acks_late",
+            f"reject_on_worker_lost without acks_late has no effect: {names}",
+            f"acks_late=True beside reject_on_worker_lost=True, see {_KILLED_PAGE}",
+        )
+
+
+def _survives_its_process(task: Any) -> bool:
+    return bool(task.reject_on_worker_lost or retries_lost_worker(task))
 
 
 def _time_limit(task: Any) -> float:

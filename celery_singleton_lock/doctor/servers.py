@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -21,6 +22,20 @@ from ..stores.urls import Address, StoreUrl
 from .context import Context, Findings, Server, error, note, ok, warning
 
 _OLDEST: Final = {"Redis": (6, 0), "Valkey": (7, 2), "etcd": (3, 4), "ZooKeeper": (3, 5)}
+_Version = tuple[int, ...]
+# For each product the versions with a flaw that matters here (from the first one to the one before
+# the second), and the flaw; docs/reference/consensus-stores.md has the sources.
+_FLAWS: Final[dict[str, tuple[tuple[tuple[_Version, _Version], ...], str]]] = {
+    "etcd": (
+        (((3, 4, 0), (3, 4, 31)), ((3, 5, 0), (3, 5, 13))),
+        "after a leader has stood still and another was elected, leases that are held may end, "
+        "and two bodies run at once",
+    ),
+    "ZooKeeper": (
+        (((3, 6, 0), (3, 8, 1)),),
+        "a member sometimes forgets a request until another one comes; each is repeated",
+    ),
+}
 # The number of clock readings. The quickest one counts, because a slow reply makes it inaccurate.
 _READINGS: Final = 3
 # Seconds. Leases on one server don't depend on its clock, but `since` in records and the age of a
@@ -251,13 +266,24 @@ def check_version(context: Context, server: Server) -> Findings:
         text = "INFO is denied: version, eviction policy, persistence and replicas are unknown"
         yield note("server", text, "grant +info, or make sure of maxmemory-policy noeviction")
     elif server.version:
-        numbers = tuple(int(part) for part in server.version.split(".")[:2] if part.isdecimal())
+        numbers = tuple(int(part) for part in re.findall(r"\d+", server.version)[:3])
         oldest, name = _OLDEST[server.product], f"{server.product} {server.version}"
-        if numbers >= oldest:
-            yield ok("server", name)
-        else:
+        if numbers < oldest:
             newer = f"{server.product} {oldest[0]}.{oldest[1]} or newer"
             yield warning("server", f"{name} is older than what this library is tested with", newer)
+        elif mended := mended_in(server.product, numbers):
+            _, flaw = _FLAWS[server.product]
+            report = warning if server.product == "etcd" else note
+            yield report("server", f"{name}: {flaw}", f"{server.product} {mended} or newer")
+        else:
+            yield ok("server", name)
+
+
+def mended_in(product: str, version: _Version) -> str:
+    """The first version without the flaw that ``version`` has; empty: it has no known one."""
+    ranges, _ = _FLAWS.get(product, ((), ""))
+    mended = (after for since, after in ranges if since <= version < after)
+    return ".".join(map(str, next(mended, ())))
 
 
 def check_eviction(context: Context, server: Server) -> Findings:
@@ -273,6 +299,13 @@ def check_persistence(context: Context, server: Server) -> Findings:
     """Whether a restart forgets leases. See check_votes for Redlock's stricter requirements."""
     if server.info.get("aof_enabled") == "1":
         yield ok("persistence", "append-only file")
+    elif server.info and (names := context.queue_tasks):
+        yield warning(
+            "persistence",
+            "no append-only file: a restart loses the calls that wait in the queues of keys "
+            f'(on_conflict="queue": {names})',
+            "appendonly yes",
+        )
     elif server.info and context.kind == "redis":
         yield note(
             "persistence",

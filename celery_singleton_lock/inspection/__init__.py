@@ -8,7 +8,6 @@ from __future__ import annotations
 from ..core.lease import OperatorRelease
 from .explain import Explanation, Fate, explain
 from .keys import (
-    AmbiguousKey,
     Filter,
     HeldKey,
     SortBy,
@@ -18,24 +17,33 @@ from .keys import (
     overdue,
     release,
     unique_for_by_task,
+    with_calls,
 )
-from .names import can_be_a_key, forms_of
+from .names import AmbiguousKey, can_be_a_key, forms_of
+from .queues import CallInQueue, calls_in_queue, cancel, find_call, find_calls, find_queue
 
 __all__ = [
     "AmbiguousKey",
+    "CallInQueue",
     "Explanation",
     "Fate",
     "Filter",
     "HeldKey",
     "OperatorRelease",
     "SortBy",
+    "calls_in_queue",
     "can_be_a_key",
+    "cancel",
     "explain",
+    "find_call",
+    "find_calls",
     "find_key",
+    "find_queue",
     "find_task",
     "forms_of",
     "held_keys",
     "overdue",
     "release",
     "unique_for_by_task",
+    "with_calls",
 ]

@@ -19,17 +19,23 @@ from ..errors import LeaseLost, LockConflict
 from ..message.values import is_skipped
 from .facts import Facts, gather
 from .keys import HeldKey, overdue
+from .queues import CallInQueue
 
 _MINUTE: Final = 60.0
 _HOUR: Final = 3600.0
 _PLACES: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+# What an unknown call may be, each with where else to look.
 _UNSEEN: Final = (
-    "Not visible here: a message in the queue of the broker, a result that has expired or was not "
-    "stored (ignore_result), a call that was not published because it was a duplicate (its "
-    "publisher's log has a line 'singleton duplicate' with this id), a call whose worker was "
-    "killed as a whole (without acks_late its message was acknowledged before its body began, so "
-    "nothing is left of it when its lease has expired), and an id of another app, broker or "
-    "singleton_lock_prefix."
+    "It may wait in the queue of the broker, which is not searched.",
+    "It may have run, or have been skipped: its result has expired, or was not stored "
+    "(ignore_result). For a skip its worker's log has a line 'singleton conflict' with this id, at "
+    "INFO.",
+    "It may be a duplicate that was not published: its publisher's log has a line 'singleton "
+    "duplicate' with this id.",
+    "Its worker may have been killed as a whole: without acks_late its message was acknowledged "
+    "before its body began, so nothing is left of it when its lease has expired; with acks_late it "
+    "comes back, from Redis visibility_timeout after its delivery.",
+    "It may belong to another app, broker or singleton_lock_prefix.",
 )
 
 
@@ -45,7 +51,7 @@ class Fate(StrEnum):
     LOST_LEASE = "lost its lease"
     RETRYING = "retrying"
     PUT_BACK = "put back"
-    WAITING = "waiting"  # in a process of a worker, for the key
+    WAITING = "waiting"  # for the key: in a process of a worker, or in the queue of the key
     RECEIVED = "received"  # by a worker, but no process has begun with it
     QUEUED = "queued"  # published; no worker that answered has it
     STARTED = "started"  # but it holds no lease
@@ -215,6 +221,45 @@ def _waiting(facts: Facts) -> _Verdict | None:
     return _Verdict(Fate.WAITING, [text, note], message.key, _row(holder))
 
 
+def _in_queue(facts: Facts) -> _Verdict | None:
+    """It has a place in the queue of its key. More is known of a retry."""
+    place = facts.place
+    if place is None or facts.result.state == states.RETRY:
+        return None
+    since, key = _ago(facts.now, place.since), place.key
+    if place.state == "leaving":
+        text = f"It is taken out of the queue of {key}, and never begins. Its result follows."
+        return _Verdict(Fate.REVOKED, [text], key)
+    if place.has_begun:
+        text = (
+            f"It has begun, but its lease on {key} has ended: its worker died, or lost the store."
+        )
+        why = (
+            "A worker's look at the queue of the key publishes it again, or stores its failure if "
+            "its message was acknowledged early."
+        )
+        if place.state == "published":
+            why = f"Its message was published again ({place.copies} times in all)."
+        return _Verdict(Fate.STARTED, [text, why], key)
+    holder = facts.others.get(key)
+    if place.position > 1 or holder is not None:
+        text = f"It waits in the queue of {key}, as {_ordinal(place.position - 1)}{since}."
+        sentences = [text, *([f"Now {_has(facts, holder)}."] if holder else [])]
+        if (before := facts.before) is not None and (not holder or before.state != "running"):
+            sentences.append(f"Before it is {_call(before)} ({before.state}).")
+        return _Verdict(Fate.WAITING, sentences, key, _row(holder))
+    text = f"It is the next call of {key}, which it joined{since}."
+    if place.state == "waiting":
+        why = "Its message is published within seconds, by a worker's look at its queue."
+        return _Verdict(Fate.QUEUED, [text, why], key)
+    times = "once" if place.copies == 1 else f"{place.copies} times"
+    why = (
+        f"Its message was published {times}, with the routing key {place.routing_key!r}, and no "
+        "process has begun with it: all are busy, or no worker consumes that queue."
+    )
+    return _Verdict(Fate.QUEUED, [text, why], key)
+
+
 def _put_back(facts: Facts) -> _Verdict | None:
     if not facts.put_backs:
         return None
@@ -319,7 +364,8 @@ def _queued(facts: Facts) -> _Verdict | None:
 
 def _unknown(facts: Facts) -> _Verdict:
     found = [
-        f"The result backend has nothing of {facts.task_id}."
+        f"Nothing is known of {facts.task_id}.",
+        "The result backend has nothing of it."
         if not facts.result.problem
         else f"Its result is unknown, because {facts.result.problem}.",
         "The store has no lease, claim or marker of it.",
@@ -327,7 +373,7 @@ def _unknown(facts: Facts) -> _Verdict:
         if facts.workers
         else f"{_no_worker(facts)}.",
     ]
-    return _Verdict(Fate.UNKNOWN, [*found, _UNSEEN])
+    return _Verdict(Fate.UNKNOWN, [*found, *_UNSEEN])
 
 
 _RULES: Final[tuple[Callable[[Facts], _Verdict | None], ...]] = (
@@ -338,6 +384,7 @@ _RULES: Final[tuple[Callable[[Facts], _Verdict | None], ...]] = (
     _running,
     _waiting,
     _to_be_revoked,
+    _in_queue,
     _put_back,
     _retrying,
     _received,
@@ -358,6 +405,9 @@ def _remarks(facts: Facts, fate: Fate) -> Iterator[str]:
         yield f"It was put back {facts.put_backs} time(s) before (in this attempt)."
     if fate in (Fate.PUT_BACK, Fate.QUEUED, Fate.RETRYING, Fate.STARTED) and not facts.workers:
         yield f"{_no_worker(facts)}, so its message may be in one."
+    if facts.place is not None and fate in (Fate.RETRYING, Fate.PUT_BACK, Fate.RECEIVED):
+        place = _ordinal(facts.place.position - 1)
+        yield f"It keeps its place in the queue of {facts.place.key}, as {place}."
     if facts.result.problem and fate is not Fate.UNKNOWN:
         yield f"Its result is unknown, because {facts.result.problem}."
 
@@ -426,6 +476,10 @@ def _then(facts: Facts, holder: Mapping[str, Any], key: str) -> str:
 def _name(holder: Mapping[str, Any]) -> str:
     task, task_id = holder.get("task"), holder.get("task_id")
     return f"{task}[{task_id}]" if task else str(task_id)
+
+
+def _call(call: CallInQueue) -> str:
+    return f"{call.task}[{call.task_id}]" if call.task else call.task_id
 
 
 def _at(moment: datetime | None) -> str:

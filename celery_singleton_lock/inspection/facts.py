@@ -5,14 +5,13 @@ It reads only what is stored for other purposes: a task records nothing for it.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 from celery import Celery, states
+from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
@@ -20,16 +19,15 @@ from ..celery_compat import limit_backend_timeouts, result_meta
 from ..core.heartbeat import interval_of, timeout_for
 from ..core.lease import OperatorRelease, Token
 from ..core.store import MarkerState
+from ..core.threads import within
 from ..errors import LockConflict
 from ..message.values import is_skipped
+from ..publish.queue_results import RESULT_TIMEOUT
 from ..runtime import Runtime
 from .keys import HeldKey, is_of_task, policies_by_task, unique_for_by_task
 from .names import without_prefix
+from .queues import CallInQueue, call_before, find_call
 
-T = TypeVar("T")
-
-# Seconds to wait for the result backend.
-_BACKEND_TIMEOUT: Final = 2.0
 # Seconds to wait for further replies of the workers that have answered once. The last reply ends
 # the wait, and a worker takes up to a second for each.
 _FURTHER_TIMEOUT: Final = 5.0
@@ -122,6 +120,8 @@ class Facts:
         workers: The workers that answered.
         broker_is_silent: Whether the broker did not answer, so that no worker was asked.
         is_revoked: Whether a worker will discard the message when it arrives.
+        place: The task's call in the queue of its key; None: none is known.
+        before: The call before it there.
     """
 
     task_id: str
@@ -141,15 +141,21 @@ class Facts:
     workers: tuple[str, ...] = ()
     broker_is_silent: bool = False
     is_revoked: bool = False
+    place: CallInQueue | None = None
+    before: CallInQueue | None = None
 
     @property
     def put_backs(self) -> int:
         """How often the current attempt was put back, as far as its marker says."""
         return max((m.put_backs for m in self.markers if m.state is MarkerState.WAITING), default=0)
 
+    def ttl_of(self, held: HeldKey) -> float | None:
+        """The ttl of a lease; None: it is not known."""
+        return held.call_ttl or self.ttls.get(held.task)
+
     def renewed_ago(self, held: HeldKey) -> float | None:
-        """Seconds since a lease was acquired or renewed; None: its call has set another ttl."""
-        ttl = self.ttls.get(held.task)
+        """Seconds since a lease was acquired or renewed; None: its ttl is not known."""
+        ttl = self.ttl_of(held)
         if ttl is None or held.since is None:
             return None
         ago, age = ttl - held.ttl, (self.now - held.since).total_seconds()
@@ -159,13 +165,12 @@ class Facts:
     def overdue(self, held: HeldKey) -> float:
         """Seconds by which the renewal of a lease is overdue; 0: it is not, or it is unknown.
 
-        A worker that answers that its process has the task is alive, so the call's ttl is shorter.
+        A worker that answers that its process has the task is alive.
         """
-        ago = self.renewed_ago(held)
+        ago, ttl = self.renewed_ago(held), self.ttl_of(held)
         is_alive = any(one.task_id == held.task_id for one in self.active)
-        if ago is None or held.state != "running" or is_alive:
+        if ago is None or ttl is None or held.state != "running" or is_alive:
             return 0.0
-        ttl = self.ttls[held.task]
         interval = interval_of(ttl, self.trusted)
         return ago - interval if ago > interval * (1 + _GRACE) + timeout_for(ttl) else 0.0
 
@@ -185,7 +190,9 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
     if not result.is_final:
         message, is_revoked = workers.find(task_id), workers.is_revoked(task_id)
     stored = _Stored.of(runtime, task_id)
+    place: CallInQueue | None = None
     if not result.is_final:
+        place = find_call(app, task_id)
         result = _result(app, task_id)
     instead = _holder_in(result.value)
     lease = next((held for held in stored.own if not held.is_claim), None)
@@ -207,6 +214,8 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         workers=workers.names,
         broker_is_silent=workers.broker_is_silent,
         is_revoked=is_revoked,
+        place=place,
+        before=call_before(app, place) if place else None,
     )
     needs_active = message is not None and message.state == "active"
     if needs_active or any(map(facts.overdue, [*stored.own, *stored.others.values()])):
@@ -214,43 +223,16 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
     return facts
 
 
-def within(seconds: float, ask: Callable[[], T]) -> T:
-    """The result of ``ask``, which a thread calls.
-
-    Brokers and result backends have no common option that bounds the time for which their clients
-    connect and wait: a stopped broker was waited for for more than 30 s. The thread is left behind,
-    and ends with the process.
-
-    Raises:
-        TimeoutError: There is none after ``seconds``.
-        Exception: An exception of ``ask``.
-    """
-    found: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
-
-    def run() -> None:
-        try:
-            found.put((ask(), None))
-        except Exception as exc:
-            found.put((None, exc))
-
-    threading.Thread(target=run, name="singleton-explain", daemon=True).start()
-    try:
-        result, error = found.get(timeout=seconds)
-    except Empty:
-        raise TimeoutError(f"no answer within {seconds:g} s") from None
-    if error is not None:
-        raise error
-    return cast(T, result)
-
-
 def _result(app: Celery, task_id: str) -> Result:
     if isinstance(app.backend, RPCBackend):
         return Result(problem="rpc:// delivers a result to its caller alone")
+    if isinstance(app.backend, DisabledBackend):
+        return Result(problem="the app has no result backend")
     try:
-        if (backend := limit_backend_timeouts(app, _BACKEND_TIMEOUT)) is not None:
+        if (backend := limit_backend_timeouts(app, RESULT_TIMEOUT)) is not None:
             meta = result_meta(backend, task_id)
         else:
-            meta = within(_BACKEND_TIMEOUT, lambda: result_meta(app.backend, task_id))
+            meta = within(RESULT_TIMEOUT, lambda: result_meta(app.backend, task_id))
         done = meta.get("date_done")
         done = maybe_iso8601(done) if isinstance(done, str) else done
         return Result(
@@ -258,8 +240,6 @@ def _result(app: Celery, task_id: str) -> Result:
             value=meta.get("result"),
             done_at=maybe_make_aware(done) if isinstance(done, datetime) else None,
         )
-    except NotImplementedError:
-        return Result(problem="the app has no result backend")
     except Exception as exc:
         return Result(problem=f"the result backend failed: {exc!r}")
 

@@ -10,25 +10,26 @@ Non-guarantees
 
 from __future__ import annotations
 
-import getpass
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from heapq import merge
 from itertools import islice
 from typing import Final
 
 from celery import Celery
 from celery.utils.nodenames import gethostname
 
+from ..core.call_queue import Depth
 from ..core.key import Keyspace, stored_names
 from ..core.lease import HANDOFF_TASK, Kind, OperatorRelease, Phase, Record, Token
 from ..errors import SingletonLockError, StoreError, StoreUnavailable
 from ..policy import Policy
 from ..runtime import Runtime, singleton_tasks
-from . import names
+from . import names, queues
 
 # Keys whose waiting clients are counted in one request.
 _COUNTED_AT_ONCE: Final = 500
@@ -37,20 +38,14 @@ _MAX_REASON_CHARS: Final = 500
 # The phases of a claim in which a worker has yet to take the message.
 _QUEUED: Final = (Phase.QUEUED, Phase.RETRYING)
 _OVERDUE_SHARE: Final = 0.1
+_FREE: Final = "free"
+_EMPTY: Final = Depth(waiting=0, oldest_at=None)
 _STATES: Final = {
     Kind.LEASE: "running",
     Kind.RESERVED: "reserved for a retry",
     Kind.COOLING: "cooling down",
     Kind.DYING: "being killed",
 }
-
-
-class AmbiguousKey(SingletonLockError):
-    """A short name of several keys, whose full names are in ``keys``."""
-
-    def __init__(self, message: str, keys: Sequence[str] = ()) -> None:
-        super().__init__(message, tuple(keys))
-        self.keys = tuple(keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +55,8 @@ class HeldKey:
     Attributes:
         key: The full name.
         state: ``running``, ``reserved for a retry``, ``reserved for a waiting client``, ``cooling
-            down``, ``being killed``, or ``claim, <phase>``.
+            down``, ``being killed``, or ``claim, <phase>``; ``free`` if nothing holds the key, but
+            calls are in its queue: the next of them is ``task_id``.
         phase: The phase of a claim (``queued``, ``running``, ``retrying``; ``published`` for the
             claim of a period); None: the key is no claim.
         task: The task's name; empty for a ``hold()``.
@@ -73,6 +69,9 @@ class HeldKey:
         fence: The fencing token; None: this key has none.
         token: The token that a release compares.
         waiting: The number of clients in the wait queue; None: not counted, or not known.
+        calls: The number of calls that wait in its queue; None: not counted, or not known.
+        oldest_call: When the first of these calls joined; None: none waits.
+        call_ttl: The ttl of a lease whose call sets it, in seconds; None: it is that of the task.
     """
 
     key: str
@@ -87,11 +86,20 @@ class HeldKey:
     fence: int | None
     token: str
     waiting: int | None = None
+    calls: int | None = None
+    oldest_call: datetime | None = None
+    call_ttl: float | None = None
 
     @classmethod
-    def of(cls, record: Record) -> HeldKey:
-        """The readable form of the store's ``record``."""
+    def of(cls, record: Record, depth: Depth | None = None) -> HeldKey:
+        """The readable form of the store's ``record``.
+
+        Args:
+            record: The record.
+            depth: What waits in the queue of the key; None: it was not counted.
+        """
         holder = record.holder
+        calls, oldest = _calls_in(depth, is_claim=record.phase is not None)
         return cls(
             key=record.key,
             state=_state(record),
@@ -104,11 +112,19 @@ class HeldKey:
             ttl=record.ttl,
             fence=record.fence,
             token=record.token,
+            calls=calls,
+            oldest_call=oldest,
+            call_ttl=holder.ttl or None,
         )
 
     @property
     def scope(self) -> str:
         return names.scope_of(self.key)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing holds the key, but calls are in its queue."""
+        return self.state == _FREE
 
     @property
     def is_claim(self) -> bool:
@@ -163,7 +179,7 @@ SORT_KEYS: Final[dict[SortBy, Callable[[HeldKey], tuple[float | str, ...]]]] = {
     SortBy.AGE: lambda held: (held.since.timestamp() if held.since else float("inf"), held.key),
     SortBy.TTL: lambda held: (held.ttl, held.key),
     SortBy.TASK: lambda held: (held.task, held.key),
-    SortBy.WAITING: lambda held: (-(held.waiting or 0), held.key),
+    SortBy.WAITING: lambda held: (-(held.waiting or 0) - (held.calls or 0), held.key),
 }
 
 
@@ -177,7 +193,7 @@ class Filter:
         scope: The scope of the key.
         task_id: The id of the task.
         older_than: Seconds for which the key has been held at least.
-        waiting: Whether clients must be waiting for the key.
+        waiting: Whether clients or calls must be waiting for the key.
     """
 
     pattern: str = ""
@@ -189,16 +205,20 @@ class Filter:
 
     def of(self, records: Iterable[Record], now: float) -> Iterator[Record]:
         """The matching ``records``; ``waiting`` is not examined."""
-        matches = names.matcher(self.pattern)
+        matches = self.matcher()
         return (
             record
             for record in records
             if matches(record.key)
             and self.task in ("", record.holder.task)
-            and (not self.scope or names.is_in_scope(record.key, self.scope))
             and (not self.task_id or is_of_task(record, self.task_id))
             and (not self.older_than or 0 < record.holder.since <= now - self.older_than)
         )
+
+    def matcher(self) -> Callable[[str], bool]:
+        """Whether the name of a key is that of a matching one."""
+        matches, scope = names.matcher(self.pattern), self.scope
+        return lambda key: matches(key) and (not scope or names.is_in_scope(key, scope))
 
 
 def held_keys(
@@ -207,6 +227,7 @@ def held_keys(
     *,
     sort: SortBy = SortBy.KEY,
     counts_waiting: bool = False,
+    counts_calls: bool = False,
     report: Callable[[str, str], None] = lambda key, reason: None,
 ) -> Iterator[HeldKey]:
     """The keys that are held or claimed.
@@ -216,6 +237,8 @@ def held_keys(
         conditions: Which of them; None: all.
         sort: The order. Any but KEY reads all keys first.
         counts_waiting: Whether to count the waiting clients of each key.
+        counts_calls: Whether to count the calls in the queue of each key. Then free keys with such
+            calls are listed too.
         report: Called with each key under the app's prefix that another program wrote, and the
             problem with it.
 
@@ -225,12 +248,15 @@ def held_keys(
     """
     runtime, conditions = Runtime.of(app), conditions or Filter()
     records = runtime.store.survey(runtime.keyspace.match_all(), report)
-    matching = conditions.of(records, runtime.clock.wall())
-    found: Iterator[HeldKey] = map(HeldKey.of, matching)
+    found: Iterator[HeldKey]
+    if counts_calls:
+        found = _with_calls(app, conditions, records)
+    else:
+        found = map(HeldKey.of, conditions.of(records, runtime.clock.wall()))
     if conditions.waiting or counts_waiting or sort is SortBy.WAITING:
         found = _with_waiting(runtime, found)
         if conditions.waiting:
-            found = (held for held in found if held.waiting)
+            found = (held for held in found if held.waiting or held.calls)
     return found if sort is SortBy.KEY else iter(sorted(found, key=SORT_KEYS[sort]))
 
 
@@ -297,7 +323,7 @@ def release(app: Celery, key: str, token: str | None, *, reason: str = "", user:
     """
     runtime = Runtime.of(app)
     at = runtime.clock.wall()
-    who, why = user or _login(), reason[:_MAX_REASON_CHARS]
+    who, why = user or names.login(), reason[:_MAX_REASON_CHARS]
     by = OperatorRelease(user=who, host=gethostname(), reason=why, at=at)
     return runtime.store.free(key, token, by)
 
@@ -310,9 +336,7 @@ def is_of_task(record: Record, task_id: str) -> bool:
 
 def _only(name: str, records: Sequence[Record]) -> HeldKey | None:
     if len(records) > 1:
-        keys = [record.key for record in records]
-        lines = "".join(f"\n  {key}" for key in keys)
-        raise AmbiguousKey(f"{name!r} names several keys; give one of them:{lines}", keys)
+        raise names.ambiguous(name, [record.key for record in records])
     return HeldKey.of(records[0]) if records else None
 
 
@@ -329,11 +353,76 @@ def _with_waiting(runtime: Runtime, found: Iterator[HeldKey]) -> Iterator[HeldKe
             yield replace(held, waiting=0 if held.is_claim else count)
 
 
-def _login() -> str:
-    try:
-        return getpass.getuser()
-    except (ImportError, KeyError, OSError):
-        return "an unknown user"  # a container's user id without a name
+def _with_calls(app: Celery, conditions: Filter, records: Iterable[Record]) -> Iterator[HeldKey]:
+    """The matching keys with their waiting calls, and the free ones that have any, by key."""
+    depths, now, held_names = queues.depths(app), Runtime.of(app).clock.wall(), set[str]()
+    if not depths:
+        return (HeldKey.of(one, _EMPTY) for one in conditions.of(records, now))
+
+    def noted() -> Iterator[Record]:
+        for record in records:
+            held_names.add(record.key)
+            yield record
+
+    held = [
+        HeldKey.of(record, depths.get(record.key, _EMPTY)) for record in conditions.of(noted(), now)
+    ]
+    matches, free = conditions.matcher(), list[HeldKey]()
+    for key, depth in depths.items():
+        is_free = depth.waiting and key not in held_names and not conditions.older_than
+        if is_free and matches(key):
+            one = _free(app, key, depth)
+            if conditions.task in ("", one.task) and conditions.task_id in ("", one.task_id):
+                free.append(one)
+    by_key = SORT_KEYS[SortBy.KEY]
+    return merge(held, sorted(free, key=by_key), key=by_key)
+
+
+def with_calls(app: Celery, held: HeldKey | None, name: str) -> HeldKey | None:
+    """The key that was found for ``name``, with its waiting calls; a free key if it has any.
+
+    Raises:
+        AmbiguousKey: Nothing holds the key, and ``name`` is the short name of several queues.
+    """
+    if held is not None and (held.is_claim or Runtime.of(app).store.call_queue is None):
+        return held
+    key = held.key if held else queues.find_queue(app, name)
+    depth = queues.depth(app, key) if key else None
+    if held is not None:
+        return with_depth(held, depth)
+    return _free(app, key, depth) if key and depth and depth.waiting else None
+
+
+def with_depth(held: HeldKey, depth: Depth | None) -> HeldKey:
+    """The key with what waits in its queue; None: nothing does."""
+    calls, oldest = _calls_in(depth or _EMPTY, is_claim=held.is_claim)
+    return replace(held, calls=calls, oldest_call=oldest)
+
+
+def _calls_in(depth: Depth | None, *, is_claim: bool) -> tuple[int | None, datetime | None]:
+    """The number of calls that wait, and when the first of them joined."""
+    if depth is None or is_claim:  # a claim has no queue
+        return None, None
+    return depth.waiting, _moment(depth.oldest_at or 0.0)
+
+
+def _free(app: Celery, key: str, depth: Depth) -> HeldKey:
+    """A key that nothing holds, with the call that runs next."""
+    call = queues.first_call(app, key)
+    free = HeldKey(
+        key=key,
+        state=_FREE,
+        phase=None,
+        task=call.task if call else "",
+        task_id=call.task_id if call else "",
+        worker="",
+        pid=0,
+        since=None,
+        ttl=0.0,
+        fence=None,
+        token="",
+    )
+    return with_depth(free, depth)
 
 
 def _state(record: Record) -> str:

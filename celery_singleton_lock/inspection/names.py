@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import getpass
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -12,10 +13,25 @@ from celery import Celery
 
 from ..core.key import PerTask, quote_scope, stored_names
 from ..core.lease import Kind, Record
+from ..errors import SingletonLockError
 from ..runtime import Runtime, singleton_tasks
 
 # The keys of the leases with which Beat processes elect a leader.
 _KEYS_OF_BEAT: Final = "celery.beat:{name}"
+
+
+class AmbiguousKey(SingletonLockError):
+    """A short name of several keys, whose full names are in ``keys``."""
+
+    def __init__(self, message: str, keys: Sequence[str] = ()) -> None:
+        super().__init__(message, tuple(keys))
+        self.keys = tuple(keys)
+
+
+def ambiguous(name: str, keys: Sequence[str]) -> AmbiguousKey:
+    """The error about a short ``name`` of several ``keys``."""
+    lines = "".join(f"\n  {key}" for key in keys)
+    return AmbiguousKey(f"{name!r} names several keys; give one of them:{lines}", keys)
 
 
 def without_prefix(key: str) -> str:
@@ -35,6 +51,14 @@ def is_in_scope(key: str, scope: str) -> bool:
     """Whether ``key`` is in ``scope``, as the task's policy spells it or as it is stored."""
     found = scope_of(key)
     return found == scope or quote_scope(found) == scope
+
+
+def login() -> str:
+    """The login of this process, which is how an operator is named."""
+    try:
+        return getpass.getuser()
+    except (ImportError, KeyError, OSError):
+        return "an unknown user"  # a container's user id without a name
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:

@@ -22,7 +22,11 @@ from .signals import (
     call_cancelled,
     call_dropped,
     call_duplicate,
+    call_joined,
+    call_published,
     call_put_back,
+    call_removed,
+    call_stalled,
     lease_acquired,
     lease_conflict,
     lease_freed,
@@ -41,6 +45,7 @@ __all__ += ["log_event", "send_signal", "send_worker_event"]
 __all__ += ["lease_acquired", "lease_conflict", "lease_freed", "lease_lost"]
 __all__ += ["lease_release_failed", "lease_released"]
 __all__ += ["call_cancelled", "call_dropped", "call_duplicate", "call_put_back"]
+__all__ += ["call_joined", "call_published", "call_removed", "call_stalled"]
 __all__ += ["beat_leading", "beat_resigned", "beat_standing_by", "store_back", "store_unreachable"]
 __all__ += ["broker_back", "broker_unreachable"]
 

@@ -23,6 +23,8 @@ LEVELS: Final = dict.fromkeys(EventName, logging.INFO) | {
     EventName.LEASE_LOST: logging.WARNING,
     EventName.RELEASE_FAILED: logging.WARNING,
     EventName.FREED: logging.WARNING,
+    EventName.PUBLISHED: logging.DEBUG,
+    EventName.STALLED: logging.WARNING,
     EventName.STORE_UNREACHABLE: logging.WARNING,
     EventName.STORE_BACK: logging.WARNING,
     EventName.BROKER_UNREACHABLE: logging.WARNING,

@@ -30,6 +30,10 @@ call_duplicate = _signal("call_duplicate")
 call_cancelled = _signal("call_cancelled")
 call_put_back = _signal("call_put_back")
 call_dropped = _signal("call_dropped")
+call_joined = _signal("call_joined")
+call_published = _signal("call_published")
+call_stalled = _signal("call_stalled")
+call_removed = _signal("call_removed")
 store_unreachable = _signal("store_unreachable")
 store_back = _signal("store_back")
 broker_unreachable = _signal("broker_unreachable")
@@ -50,6 +54,10 @@ SIGNALS: Final = {
     EventName.CANCELLED: call_cancelled,
     EventName.PUT_BACK: call_put_back,
     EventName.DROPPED: call_dropped,
+    EventName.JOINED: call_joined,
+    EventName.PUBLISHED: call_published,
+    EventName.STALLED: call_stalled,
+    EventName.REMOVED: call_removed,
     EventName.STORE_UNREACHABLE: store_unreachable,
     EventName.STORE_BACK: store_back,
     EventName.BROKER_UNREACHABLE: broker_unreachable,

@@ -1,1 +1,1 @@
-"""What is in a message: the header, with the terms of a claim, and values that pass through."""
+"""The contents of a message: the header, with the terms of a claim, and values."""

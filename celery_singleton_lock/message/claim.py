@@ -45,6 +45,8 @@ from .header import moment
 TASK_RUN: Final = "singleton_task_run"
 #: Attribute of a running request: the key of the claim of the message that continues it.
 CONTINUED: Final = "singleton_continued"
+#: The attribute of a request with the key in whose queue its next message has joined.
+JOINED: Final = "singleton_joined"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,9 +56,9 @@ class Claim:
     Attributes:
         key: The key in the store.
         unique: The time for which the claim blocks equal calls.
-        unique_for: Seconds after which the claim expires, unless its task is running.
+        unique_for: Seconds after which the claim expires; a running task renews it.
         duplicate: Whether the message was published although another message has the claim.
-        is_period: Whether the claim ends with its period only (``until_expired``). No worker
+        is_period: Whether nothing ends the claim before it expires (``until_expired``). No worker
             changes it, so no header contains it.
         arguments: Name of the call whose arguments the message has, if a later call has replaced
             them. Empty: none has yet. None: they can't be replaced.
@@ -163,8 +165,8 @@ class Claim:
     def may_have_arguments(self, policy: Policy) -> bool:
         """Whether the store may have newest arguments of the message.
 
-        The policy says so in a retry that the worker parent publishes, the claim in a task that
-        replaces itself.
+        Both have to be asked. The claim does not say so in a retry that the worker parent
+        publishes, nor the policy in a task that replaces itself.
         """
         return self.arguments is not None or policy.on_duplicate is OnDuplicate.REPLACE
 

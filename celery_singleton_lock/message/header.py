@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ..core.lease import Token
@@ -38,7 +38,7 @@ PUBLISHED: Final = "singleton_published"
 _MARK_REDELIVERIES: Final = frozenset(("amqp", "redis"))
 
 # The fields that all attempts of a call have, beside its id and name.
-_OF_THE_CALL: Final = ("options", "claim", "called_at", "requeued")
+_OF_THE_CALL: Final = ("options", "claim", "called_at", "requeued", "queue")
 
 # A UUID of version 4, as Celery makes them.
 _RANDOM_ID: Final = re.compile(
@@ -72,8 +72,10 @@ class Delivery:
         period: The key of the period's claim, not validated; only of a duplicate in a canvas.
         called_at: Time of the call, for ``cancel_running``, in seconds since the epoch; None:
             unknown.
-        requeued: What the token's nesting has more than Celery's. A message that a task publishes
-            under its own id is its next attempt; Celery counts only retries and replacements.
+        queue: The key in whose queue the call has its place, not validated; None: it has none.
+        requeued: Number of attempts that Celery does not count: a message that a task publishes
+            under its own id is its next attempt. The token's nesting is Celery's plus this number.
+        is_plain: Whether the header has the message's id and call, and nothing more.
     """
 
     token: Token
@@ -87,7 +89,9 @@ class Delivery:
     claim: Any = None
     period: Any = None
     called_at: float | None = None
+    queue: Any = None
     requeued: int = 0
+    is_plain: bool = field(default=True, compare=False)
 
     @classmethod
     def of(cls, request: Any) -> Delivery:
@@ -113,10 +117,12 @@ class Delivery:
         started = bool(nesting or retries or (info and info.get("redelivered")))
         new = cls(token=token, started=started, requeued=requeued)
         if token.call and len(header) == 2 and "id" in header:
-            return new  # the header of most messages: id and call
+            return new  # most messages
+        new.is_plain = False
         new.options, new.claim = options_of(header.get("options")), header.get("claim")
         new.period = header.get("period")
         new.called_at = moment(header.get("called_at"))
+        new.queue = header.get("queue")
         attempt = header.get("attempt")
         # In a header that was written for an earlier attempt, only the above remains valid.
         if attempt is not None and attempt == f"{nesting}.{retries}":
@@ -144,7 +150,7 @@ class Delivery:
 
     def header(self) -> dict[str, Any]:
         """The header of the next copy; :meth:`of` reads it."""
-        rare = {"period": self.period, "called_at": self.called_at}
+        rare = {"period": self.period, "called_at": self.called_at, "queue": self.queue}
         return {name: value for name, value in rare.items() if value} | {
             "id": self.token.task_id,
             "call": self.token.call,
@@ -268,7 +274,7 @@ def _within(running: Any, message: Mapping[str, Any], task_id: str) -> dict[str,
     else:
         # A message with the task's own id is its next attempt: it waits until this attempt has
         # ended, and this attempt's marker does not apply to it. Celery counts retries and
-        # replacements. The header counts others, such as
+        # replacements only. The header counts other attempts, such as
         # self.apply_async(task_id=self.request.id).
         nesting = _count(message.get("replaced_task_nesting"))
         retries = _count(message.get("retries"))
@@ -288,7 +294,8 @@ def _published_attempt(request: Any, token: Token) -> str:
     """The running attempt's name in its redeliveries, and in no other message; empty if unknown.
 
     A plain task has no call of ours, and its id may be fixed: ``options={"task_id": "import"}`` of
-    a beat entry. What it publishes under a fixed id in its second run is no copy of the first.
+    a beat entry. A message that its second run publishes under a fixed id is no copy of the first
+    run's message.
     """
     if token.call and not request.__dict__.get(UNNAMED_KEY):
         return token.attempt

@@ -156,6 +156,10 @@ class Bridge(SingletonTask[..., Any]):
             with suppress(RedisError):
                 client.eval(_FREE, 1, key, mine, 0)
             raise
+        logger.info(
+            "singleton: duplicate: a call of %s is not published: %s has the old key %s for %g s",
+            *(self.name, existing.task_id, key, existing.remaining),
+        )
         return terms.answer(existing)
 
     def after_return(

@@ -39,6 +39,7 @@ from .newest_arguments import (
     first_countdown,
 )
 from .publication import Publication, Send
+from .queue import joining, queue_of
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult
@@ -85,7 +86,8 @@ def publish_call(
         return send(task_id, options)
     if policy.on_conflict.action is ConflictAction.CANCEL_RUNNING:
         header.setdefault("called_at", Runtime.of(app).clock.wall())  # see cancel_running.py
-    if policy.unique is None:
+    is_queue = policy.on_conflict.action is ConflictAction.QUEUE
+    if policy.unique is None and not is_queue:
         return send(task_id, options)
     # The configuration is read last, because that costs as much as all the steps above.
     eager = bool(app.conf.task_always_eager)
@@ -93,7 +95,21 @@ def publish_call(
     key = _key_of(task, runtime, args or (), kwargs or {}, options)
     if key is None:
         return send(task_id, options)
-    if running is not None and continues(running, task_id):
+    is_next_attempt = running is not None and continues(running, task_id)
+    is_timed = options.get("countdown") or options.get("eta")
+    # The worker parent retries the task of a lost child, too.
+    is_started = is_next_attempt or bool(options.get("retries"))
+    joins = False
+    if is_queue and not eager and (is_started or not is_timed):
+        attempt = running.request if is_next_attempt else None
+        named = None if is_next_attempt else header.get("queue")
+        queue = header["queue"] = named or queue_of(attempt, key)
+        header["broker"] = runtime.broker
+        joins = queue == key and not is_started
+        send = joining(task, runtime, queue, policy, send, attempt=attempt, is_started=is_started)
+    if policy.unique is None:
+        return send(task_id, options)
+    if is_next_attempt:
         carry_claim(runtime, running.request, header, task.name, key, policy)
         return send(task_id, options)
     publication = Publication(
@@ -106,6 +122,7 @@ def publish_call(
         options=options,
         expires=options.get("expires", task.expires),
         drops_in_canvas=given is not None and "on_duplicate" in given,
+        joins=joins,
     )
     if eager:
         return publication.run(send)

@@ -7,6 +7,7 @@ Guarantees
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -50,8 +51,9 @@ def takes_over(runtime: Runtime, existing: Record, caller: Holder) -> bool:
 def does_the_work_of(existing: Record, claim: Claim) -> bool:
     """Whether the call that has the claim does the work of the call that requests it.
 
-    If the two calls have different terms, the first may be running already although the second
-    needs a later run.
+    It does not if its body is running and the second call needs a run that starts later
+    (``until_start``). That happens only if the first call has other terms (``until_done``), because
+    with ``until_start`` it would have freed its claim.
     """
     return claim.unique is not Unique.UNTIL_START or existing.phase is not Phase.RUNNING
 
@@ -92,6 +94,10 @@ def _result_meta(runtime: Runtime, task_id: str) -> Mapping[str, Any]:
     def ask() -> None:
         with suppress(Exception):  # there is no result backend, or it fails
             answers.append(result_meta(app.backend, task_id))  # this thread's own backend
+        if django_db := sys.modules.get("django.db"):
+            # The backend may be in Django's database. Django closes connections at the end of
+            # a request; those of another thread stay open until they are collected.
+            django_db.connections.close_all()
 
     # A daemon: the interpreter must not wait for it at its exit.
     thread = Thread(target=ask, name="singleton-result", daemon=True)

@@ -56,6 +56,8 @@ Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
 # an idle connection, which may have been dropped.
 _TIMEOUT: Final = 0.4
 _SHOWS_AT_ONCE: Final = 0.1
+# Seconds from the claim of a call to its place in the queue of its key, two requests later.
+_JOINS_WITHIN: Final = 10.0
 # Options that Celery's canvas sets for messages that another message waits for.
 _CANVAS_OPTIONS: Final = frozenset(
     ("chain", "chord", "group_id", "root_id", "parent_id", "link", "link_error")
@@ -89,6 +91,9 @@ class Publication:
         drops_in_canvas: Whether a duplicate is dropped even in a canvas, as the call requested.
         newest: The arguments of this call, which the queued message gets (``on_duplicate`` is
             ``"replace"``); None: it keeps its own.
+        joins: Whether ``send`` gives the call a place in the queue of its key. The claim is then
+            admitted for a moment, and the join prolongs it. A publisher that dies between the two
+            must not have duplicates answered with a call that was never made.
     """
 
     runtime: Runtime
@@ -101,6 +106,7 @@ class Publication:
     expires: Any = None
     drops_in_canvas: bool = False
     newest: NewestArguments | None = None
+    joins: bool = False
 
     def publish(self, send: Send) -> AsyncResult[Any]:
         """Claim and ``send``, or answer with the call that has the claim.
@@ -227,7 +233,9 @@ class Publication:
         arguments = "" if newest is None else Keyspace.arguments(claim.key, token.task)
         due_in = 0.0 if newest is None else newest.due_in
         expires_in = None if self.expires is None else delay_until(self.expires, app)
-        wall = runtime.clock.wall()
+        ttl, wall = claim.admitted_for(max(delay, due_in), expires_in), runtime.clock.wall()
+        if self.joins:
+            ttl = min(ttl, _JOINS_WITHIN)
         call = Admit(
             key=claim.key,
             token=token,
@@ -239,7 +247,7 @@ class Publication:
                 since=wall,
                 expires=0.0 if expires_in is None else wall + expires_in,
             ),
-            ttl=claim.admitted_for(max(delay, due_in), expires_in),
+            ttl=ttl,
             instead_of=runtime.orphans.get(claim.key, "") if runtime.orphans else "",
             prolongs=not claim.is_period,
             wants_ttl=self.policy.on_duplicate is OnDuplicate.RAISE,
@@ -295,7 +303,7 @@ class Publication:
                 end = f"when it does, or {end} if no worker reports its end"
             raise DuplicateTask(
                 f"{self.task} is not published: {task_id} is {phase} with the same key, "
-                f"since {age:.1f} s. Wait for that one, or set another on_duplicate. Its claim "
+                f"for {age:.1f} s now. Wait for that one, or set another on_duplicate. Its claim "
                 f"ends {end}",
                 task_id,
                 existing.ttl,

@@ -42,7 +42,7 @@ class Gauges(Collector):
         reading = self._readings.keys.get()
         yield _gauge("store_up", "Whether the store answers (1) or not (0).", not reading.error)
         connected = not self._listener.error
-        yield _gauge("events_up", "Whether worker events are received (1) or not (0).", connected)
+        yield _gauge("events_up", "Whether the worker events' broker is connected (1).", connected)
         text = "Worker events that workers could not send."
         yield CounterMetricFamily(f"{_PREFIX}dropped_events", text, self._listener.dropped)
         findings = [one for one in self._readings.findings if one.severity is not Severity.OK]
@@ -54,7 +54,8 @@ class Gauges(Collector):
 
     def _of_store(self, reading: Reading) -> Iterator[GaugeMetricFamily]:
         keys = reading.keys
-        by_state = Counter[_Labels]((label(key.task), key.state) for key in keys)
+        counted = [key for key in keys if key.calls is not None]
+        by_state = Counter[_Labels]((label(key.task), key.state) for key in keys if not key.is_free)
         yield _family("keys", "Keys held or claimed.", ("task", "state"), by_state)
         unique_for = unique_for_by_task(self._readings.app)
         late: dict[_Labels, float] = dict.fromkeys([(label(key.task),) for key in keys], 0.0)
@@ -63,12 +64,21 @@ class Gauges(Collector):
                 late[label(key.task),] += 1
         text = "Claims whose message should have begun, and may be lost."
         yield _family("overdue_claims", text, ("task",), late)
-        if all(key.waiting is not None for key in keys):
+        if all(key.waiting is not None for key in keys if not key.is_free):
             waiting = Counter[_Labels]()
             for key in keys:
                 waiting[label(key.task),] += key.waiting or 0
             text = "Clients in the wait queues of the task's keys."
             yield _family("waiting_clients", text, ("task",), waiting)
+        calls = Counter[_Labels]()
+        for key in counted:
+            calls[label(key.task),] += key.calls or 0
+        text = "Calls that wait in the queues of the task's keys."
+        yield _family("waiting_calls", text, ("task",), calls)
+        text = "Age of the oldest call that waits in a queue of the task's keys."
+        yield _family(
+            "oldest_waiting_call_seconds", text, ("task",), _oldest(counted, reading.wait)
+        )
         leases = [key for key in keys if key.state == "running"]
         text = "Age of the task's oldest lease."
         yield _family("oldest_lease_seconds", text, ("task",), _oldest(leases, reading.age))

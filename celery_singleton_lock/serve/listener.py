@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from celery import Celery
+from celery.events.receiver import EventReceiver
 
 from ..core.clock import Clock
 from ..core.events import Event, EventName
@@ -38,7 +39,7 @@ class Listener:
         sink: Called with each event, and how often it happened.
 
     Attributes:
-        error: Why no events are received; empty: they are.
+        error: Why the broker is not connected; empty: it is.
         received: The number of events received.
         dropped: The number of events that workers could not send.
     """
@@ -68,21 +69,12 @@ class Listener:
         with self._app.connection_for_read(
             heartbeat=conf.broker_heartbeat, transport_options={"max_retries": 1}
         ) as connection:
-            receiver = self._app.events.Receiver(connection, routing_key=_ROUTING_KEY)
+            _Receiver(self, self._app, connection).capture(limit=None, timeout=None, wakeup=False)
 
-            def consumers(consumer: Any, channel: Any) -> list[Any]:
-                # Celery's callback would adjust clock and time of each event of a list, which
-                # costs more than the counts.
-                options = {"no_ack": True, "accept": receiver.accept}
-                return [consumer(queues=[receiver.queue], callbacks=[self.receive], **options)]
-
-            receiver.get_consumers = consumers
-            receiver.on_consume_ready = self._on_ready
-            receiver.capture(limit=None, timeout=None, wakeup=False)
-
-    def _on_ready(self, *_: Any, **__: Any) -> None:
+    def ready(self) -> None:
+        """Note that the connection to the broker stands; workers without ``-E`` send nothing."""
         if self.error:
-            logger.info("singleton serve: receives worker events")
+            logger.info("singleton serve: is connected to the broker of the worker events")
         self.error = ""
 
     def _fail(self, error: str) -> None:
@@ -135,6 +127,28 @@ class Listener:
         if len(self._last) > _MOST_WORKERS:
             del self._last[next(iter(self._last))]
         return was == event and event[-1] is not None
+
+
+class _Receiver(EventReceiver):
+    """Celery's receiver of worker events, which passes the body of each message to a listener.
+
+    Celery's own callback would adjust clock and time of each event, which costs more than a count.
+    """
+
+    queue: Any
+    accept: Any
+
+    def __init__(self, listener: Listener, app: Celery, connection: Any) -> None:
+        super().__init__(connection, routing_key=_ROUTING_KEY, app=app)
+        self._listener = listener
+
+    def get_consumers(self, Consumer: Any, channel: Any) -> list[Any]:
+        options = {"no_ack": True, "accept": self.accept}
+        return [Consumer(queues=[self.queue], callbacks=[self._listener.receive], **options)]
+
+    def on_consume_ready(self, *args: Any, **options: Any) -> None:
+        super().on_consume_ready(*args, **options)
+        self._listener.ready()
 
 
 def event_of(fields: Mapping[str, Any]) -> Event | None:

@@ -64,6 +64,11 @@ class Reading:
         """The holder of the lease that leads the Beats of this name."""
         return next((k for k in self.keys if (k.task, k.task_id) == (BEAT, name)), None)
 
+    def wait(self, key: HeldKey) -> float:
+        """Seconds for which the oldest call in the queue of ``key`` has waited."""
+        oldest = key.oldest_call
+        return max(0.0, (self.at - oldest).total_seconds()) if oldest else 0.0
+
     def age(self, key: HeldKey) -> float:
         """Seconds for which ``key`` has been held."""
         return max(0.0, (self.at - key.since).total_seconds()) if key.since else 0.0
@@ -146,9 +151,9 @@ class Readings:
     def _held_keys(self) -> list[HeldKey]:
         if Runtime.of(self.app).store.capabilities.wakes_waiters:
             try:
-                return list(inspection.held_keys(self.app, counts_waiting=True))
+                return list(inspection.held_keys(self.app, counts_waiting=True, counts_calls=True))
             except StoreUnavailable:
                 raise
             except StoreError:
                 pass  # the login may list keys, but not read their wait queues
-        return list(inspection.held_keys(self.app))
+        return list(inspection.held_keys(self.app, counts_calls=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.resources import files
@@ -38,8 +37,8 @@ HEALTH: Final = "/healthz"
 #: What the page can be restricted to.
 _SHOWN: Final[Mapping[str, Callable[[HeldKey], bool]]] = {
     "": lambda key: True,
-    "held": lambda key: not key.is_claim,
-    "waiting": lambda key: bool(key.waiting),
+    "held": lambda key: not (key.is_claim or key.is_free),
+    "waiting": lambda key: bool(key.waiting or key.calls),
     "claimed": lambda key: key.is_claim,
 }
 
@@ -66,6 +65,7 @@ class Site:
         }
         self._paths: dict[str, Callable[[Request], Response]] = {
             "/api/state": self._state,
+            "/api/explain": self._explain,
             HEALTH: self._health,
             "/metrics": self._metrics,
             **dict.fromkeys(_FILES, lambda request: self._files[request.path]),
@@ -113,6 +113,17 @@ class Site:
             }
         )
 
+    def _explain(self, request: Request) -> Response:
+        """Why a task ran, did not run, or has not run yet."""
+        task_id = request.query.get("task", "").strip()
+        if not task_id:
+            return Response.text("give the id of a task: ?task=...", 400)
+        try:
+            found = inspection.explain(self._app, task_id)
+        except SingletonLockError as exc:
+            return Response.text(f"not known: {exc}", 503)
+        return Response.json({"task_id": task_id, "fate": found.fate, "sentences": found.sentences})
+
     def _release(self, request: Request) -> Response:
         """Release a key from the holder that the operator has seen and confirmed."""
         try:
@@ -152,13 +163,15 @@ def _matching(reading: Reading, query: Mapping[str, str]) -> list[HeldKey]:
 
 def _counts(reading: Reading) -> dict[str, int | None]:
     """The numbers at the top of the page; None: unknown."""
-    kinds = Counter("claimed" if key.is_claim else "held" for key in reading.keys)
-    waiting = [key.waiting for key in reading.keys]
+    shown = {name: [*filter(is_shown, reading.keys)] for name, is_shown in _SHOWN.items()}
+    waiting = [key.waiting for key in reading.keys if not key.is_free]
     known = [count for count in waiting if count is not None]
+    calls = sum(key.calls or 0 for key in reading.keys)
     return {
-        "held": kinds["held"],
-        "claimed": kinds["claimed"],
-        "waiting": sum(known) if len(known) == len(waiting) else None,
+        "all": len(reading.keys),
+        "held": len(shown["held"]),
+        "claimed": len(shown["claimed"]),
+        "waiting": calls + sum(known) if calls or len(known) == len(waiting) else None,
     }
 
 
@@ -176,7 +189,9 @@ def _row(key: HeldKey, reading: Reading) -> dict[str, Any]:
         "fence": key.fence,
         "token": key.token,
         "waiting": key.waiting,
+        "calls": key.calls,
         "is_claim": key.is_claim,
+        "is_free": key.is_free,
         "is_beat": key.task == BEAT,
     }
 

@@ -5,10 +5,21 @@ from __future__ import annotations
 import fnmatch
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final, TypeVar
 
 from ..core.clock import Clock
-from ..core.store import Capabilities
+from ..core.store import (
+    Acquire,
+    Capabilities,
+    Granted,
+    QueuedAcquire,
+    QueuedRelease,
+    Refused,
+    Release,
+    ReleaseReply,
+)
+from .memory_queue import MemoryCallQueue
 from .transitions import Draft, Entry, Transition, TransitionStore
 
 Reply = TypeVar("Reply")
@@ -34,9 +45,26 @@ class MemoryStore(TransitionStore):
         self._sweep_at = _SWEEP_AT
         self._guard = threading.RLock()
 
+        def free(key: str) -> None:
+            self.free(key, None)
+
+        self.call_queue = self._queue = MemoryCallQueue(
+            clock, self._guard, self.inspect, free, self.settle_claim
+        )
+
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(fence=True, name="memory")
+
+    def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
+        if isinstance(request, QueuedAcquire):
+            return self._queue.acquire(request, partial(super().acquire, request, timeout=timeout))
+        return super().acquire(request, timeout=timeout)
+
+    def release(self, request: Release, /, *, timeout: float = 0) -> ReleaseReply:
+        if isinstance(request, QueuedRelease):
+            return self._queue.release(request, partial(super().release, request, timeout=timeout))
+        return super().release(request, timeout=timeout)
 
     def transact(self, transition: Transition[Reply], timeout: float) -> tuple[Reply, int]:
         with self._guard:

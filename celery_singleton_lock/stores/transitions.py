@@ -30,6 +30,7 @@ from ..core.store import (
     Refused,
     Relation,
     Release,
+    ReleaseReply,
     Renewal,
     Store,
     Trace,
@@ -275,7 +276,7 @@ class TransitionStore(Store):
     def renew(self, leases: Sequence[Lease], /, *, timeout: float = 0) -> list[Renewal]:
         return self.transact(renewal(leases), timeout)[0]
 
-    def release(self, request: Release, /, *, timeout: float = 0) -> Relation:
+    def release(self, request: Release, /, *, timeout: float = 0) -> ReleaseReply:
         marker = Keyspace.marker(request.keys[0], request.token.attempt)
         keys = (marker, *request.keys, *_claim_keys(request.claim))
         transition = Transition(keys, lambda draft: _release(draft, request, marker))
@@ -477,32 +478,32 @@ def _renew(draft: Draft, lease: Lease) -> Renewal:
     return RENEWED
 
 
-def _release(draft: Draft, request: Release, marker_key: str) -> Relation:
+def _release(draft: Draft, request: Release, marker_key: str) -> ReleaseReply:
     """Delete the keys that the token holds, or change their kind. Keep keys of other tokens."""
-    reply, holder, dying = Relation.NOT_OURS, Holder(), False
+    reply, holder, dying = ReleaseReply.NOT_OURS, Holder(), False
     for key in request.keys:
         record = draft.record(key)
         if record is not None and record.token == str(request.token):
-            reply, holder, dying = Relation.OURS, record.holder, record.kind is Kind.DYING
+            reply, holder, dying = ReleaseReply.OURS, record.holder, record.kind is Kind.DYING
             if record.kind in (Kind.LEASE, Kind.DYING):
                 draft.changes[key] = _remainder(record, request)
         elif record is not None and record.token.startswith(f"{request.token.attempt}|"):
-            reply = Relation.TWIN
+            reply = ReleaseReply.TWIN
     # The worker parent has reported the end of a dying holder, and knows whether its message comes
     # back.
-    keeps_claim = reply is Relation.OURS and not dying
+    keeps_claim = reply is ReleaseReply.OURS and not dying
     if request.claim is not None and (
-        keeps_claim or (reply is not Relation.TWIN and request.claim.phase is None)
+        keeps_claim or (reply is not ReleaseReply.TWIN and request.claim.phase is None)
     ):
         draft.change_claim(request.claim, request.token.task, holder=holder)
-    if reply is Relation.OURS and request.marker is None:
+    if reply is ReleaseReply.OURS and request.marker is None:
         return reply  # The marker need not be read: nothing depends on it.
     marker = draft.value(marker_key, Marker)
     done = marker is not None and marker.state is MarkerState.DONE
     is_ours = marker is not None and marker.nonce == request.token.nonce
-    if done and not is_ours and reply is not Relation.OURS:
-        reply = Relation.DONE
-    if request.marker is not None and not done and reply is not Relation.TWIN:
+    if done and not is_ours and reply is not ReleaseReply.OURS:
+        reply = ReleaseReply.DONE
+    if request.marker is not None and not done and reply is not ReleaseReply.TWIN:
         sequence = marker.sequence if marker else 0
         new = Marker(request.marker, sequence, request.token.nonce)
         draft.changes[marker_key] = Entry(new, request.marker_ttl)

@@ -89,6 +89,11 @@ class SingletonTask(_Base[P, R]):
         if owner is cls or not issubclass(owner, SingletonTask):
             # The class or a mixin overrides __call__. It would run the body without a lock.
             cls.__call__ = _under_lease(owner.__dict__["__call__"])  # type: ignore[method-assign]
+        if "_decorated" in cls.__dict__:
+            # Celery creates this class at the first use of the task, and registers the task before
+            # it binds it. An error of on_bound would be raised at that use only, and the next use
+            # would find the task in the registry.
+            _check(cls)
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -101,26 +106,8 @@ class SingletonTask(_Base[P, R]):
             # dropped, that would overwrite the result of the first run. It would also mark calls
             # that will be skipped. So the task run writes STARTED.
             cls.track_started, cls.singleton_stores_started = False, True
-        if "_decorated" in cls.__dict__ and (wrong := sorted(OPTIONS.intersection(cls.__dict__))):
-            # Celery made attributes of these options, and no code reads those attributes.
-            given = ", ".join(f"{name!r}: ..." for name in wrong)
-            raise TypeError(
-                f"the task {cls.name} was given {', '.join(wrong)} as attributes. With "
-                f"base=SingletonTask the options of the lock go into singleton={{{given}}}; "
-                "@singleton_task takes them by their own names"
-            )
-        if cls.run is not BaseTask.run:
-            is_bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
-            name = str(cls.name or cls.__name__)
-            validate(cls.singleton or {}, name, cls.run, is_bound=is_bound)
-            calls = (cls.__call__, _definer_after("__call__", cls))
-            # Another __call__ may run what the function returns.
-            if _runs_later(cls.run) and calls == (SingletonTask.__call__, BaseTask):
-                raise TypeError(
-                    f"the task {name} is a coroutine or generator function: a call of it runs none "
-                    "of its code, so the lock would be free before the body begins. Write a "
-                    "function that calls asyncio.run(...)"
-                )
+        if "_decorated" not in cls.__dict__:
+            _check(cls)
 
     @staticmethod
     def singleton_preload() -> None:
@@ -306,6 +293,38 @@ class SingletonTask(_Base[P, R]):
 
         def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]: ...
         def apply(self, *args: Any, **kwargs: Any) -> EagerResult[R]: ...
+
+        # Of the app's own Task, where Celery finds Django.
+        def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
+        def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+def _check(cls: type[SingletonTask[..., Any]]) -> None:
+    """Check the options and the function of a task.
+
+    Raises:
+        TypeError, ValueError: See the message.
+    """
+    if "_decorated" in cls.__dict__ and (wrong := sorted(OPTIONS.intersection(cls.__dict__))):
+        # Celery made attributes of these options, and no code reads those attributes.
+        given = ", ".join(f"{name!r}: ..." for name in wrong)
+        raise TypeError(
+            f"the task {cls.name} was given {', '.join(wrong)} as attributes. With "
+            f"base=SingletonTask the options of the lock go into singleton={{{given}}}; "
+            "@singleton_task takes them by their own names"
+        )
+    if cls.run is not BaseTask.run:
+        is_bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
+        name = str(cls.name or cls.__name__)
+        validate(cls.singleton or {}, name, cls.run, is_bound=is_bound)
+        calls = (cls.__call__, _definer_after("__call__", cls))
+        # Another __call__ may run what the function returns.
+        if _runs_later(cls.run) and calls == (SingletonTask.__call__, BaseTask):
+            raise TypeError(
+                f"the task {name} is a coroutine or generator function: a call of it runs none "
+                "of its code, so the lock would be free before the body begins. Write a "
+                "function that calls asyncio.run(...)"
+            )
 
 
 def _runs_later(body: Callable[..., Any]) -> bool:

@@ -134,14 +134,15 @@ class CancelRunning(Feature):
         """Note the call, which waits for the holder; delete the reservation of an older call."""
         record = refused.record
         if refused.relation is not Relation.OTHER or (record and record.kind is Kind.CLAIM):
-            return False  # the call of a period refuses, which holds no key
+            return False  # a claim refuses it, and no call holds the key
         order = self._order
         reservation = order.reservation(refused)
         order.note(self.run.delivery.token, reservation)
         if order.newer is not None:
             self.run.stop_waiting()  # before the next release may hand over
             self._end(None)
-        # The store has deleted it. If it is still there, it is waited for as any other holder.
+        # The store has deleted the reservation, so the key may be free. A reservation that is found
+        # again is waited for, like any other holder.
         asks_again = reservation not in ("", self._deleted)
         self._deleted = reservation
         return asks_again

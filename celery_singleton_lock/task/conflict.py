@@ -99,6 +99,8 @@ def decide(
             return Decision(Outcome.REVOKE, "conflict", delivery)
         if action is ConflictAction.RAISE:
             return Decision(Outcome.RAISE, 'on_conflict="raise" doesn\'t wait', delivery)
+        if action is ConflictAction.QUEUE:  # the store gives all others a place
+            return Decision(Outcome.RAISE, "an eager call takes no place in its queue", delivery)
         if waited < rule.timeout:
             is_cancel = action is ConflictAction.CANCEL_RUNNING
             return Decision(Outcome.WAIT, _ASKED if is_cancel else "conflict", delivery)
@@ -132,7 +134,7 @@ def is_overtaken(delivery: Delivery, record: Record | None, wall: float) -> bool
 
     Args:
         delivery: The refused delivery, as it came.
-        record: What has the key.
+        record: The record of the key; None: unknown.
         wall: Seconds since the epoch. A holder from the future has a wrong clock.
     """
     if delivery.since is None or delivery.last is None or record is None:

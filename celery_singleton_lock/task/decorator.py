@@ -11,7 +11,7 @@ from celery.app.task import Task as BaseTask
 from celery.local import Proxy
 
 from ..celery_compat import create_in_all_apps, real_app, task_from_function
-from ..policy import OPTIONS
+from ..policy import CONFLICT_OPTIONS, OPTIONS
 from .base import SingletonTask, singleton_base, validate
 
 if TYPE_CHECKING:
@@ -52,8 +52,9 @@ def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any
         *args: The function, if no options are given.
         app: The Celery app.
         **options: The options of the lock, below, and of Celery (``bind``, ``name``,
-            ``acks_late``, ``autoretry_for``, ``base`` ...). As with Celery's decorator, other
-            options become attributes of the task.
+            ``autoretry_for``, ``base`` ...). As with Celery's decorator, other options become
+            attributes of the task. For a job that must run again after the death of its worker or
+            of its pool process: ``acks_late=True, reject_on_worker_lost=True``.
 
     Options of the lock::
 
@@ -63,14 +64,14 @@ def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any
         ttl: Seconds for which a dead holder can block others; renewed while the body runs; 60.
         max_hold: Seconds after which a body loses its key; by default its hard time limit and ttl.
         min_hold: Seconds for which the key stays taken, even if the body ends sooner; 0 by default.
-        on_conflict: What a call does that has not run while the key is held; "skip" by default.
+        on_conflict: What a call does if it has not run and the key is held; "skip" by default.
         on_lost: What follows a lost lease; "retry" for acks_late tasks, "fail" for others.
         on_store_error: What a call does while the store does not answer; "retry" by default.
         hold_on_retry: Whether the key stays reserved until the task's retry; True by default.
         needs_fence: Whether a worker without fencing tokens refuses to start; False by default.
         unique: How long equal calls are not published beside this one; None: they are.
-        unique_for: Seconds for which a queued message can block equal calls; 3600 by default.
-        on_duplicate: What a call gets that is not published; "return_existing" by default.
+        unique_for: Seconds until a claim expires; with until_expired not before; 3600 by default.
+        on_duplicate: What a call gets if it is not published; "return_existing" by default.
         debounce: Seconds after the last equal call until one call runs; None: at once.
         debounce_max: The latest run, in seconds after the first equal call; None: no bound.
 
@@ -92,7 +93,7 @@ def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any
 def _create(fun: Callable[..., Any], app: Any, options: dict[str, Any]) -> Any:
     base = options.pop("base", None)
     given = {name: options.pop(name) for name in OPTIONS & set(options)}
-    _refuse_mistakes(options, base, f"@singleton_task on {fun.__qualname__}")
+    _refuse_mistakes(options, given, base, f"@singleton_task on {fun.__qualname__}")
     validate(_policy(base, given), fun.__qualname__, fun, is_bound=bool(options.get("bind")))
 
     def options_for(app: Any) -> dict[str, Any]:
@@ -116,13 +117,16 @@ def _policy(base: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**(getattr(base, "singleton", None) or {}), **given}
 
 
-def _refuse_mistakes(options: Mapping[str, Any], base: Any, where: str) -> None:
+def _refuse_mistakes(
+    options: Mapping[str, Any], given: Mapping[str, Any], base: Any, where: str
+) -> None:
     """Refuse mistyped options, because Celery makes every unknown keyword an attribute.
 
     Raises:
-        TypeError: A keyword is close to the name of an option, or names an attribute that every
-            singleton task has.
+        TypeError: A keyword is close to the name of an option, is one of `OnConflict` that the
+            ``given`` action or no other uses, or names an attribute that every singleton task has.
     """
+    action = given.get("on_conflict")
     for name in options:
         if name in _DECORATOR_OPTIONS or hasattr(BaseTask, name):
             continue
@@ -133,6 +137,12 @@ def _refuse_mistakes(options: Mapping[str, Any], base: Any, where: str) -> None:
             )
         if hasattr(base, name):
             continue
+        uses = isinstance(action, str) and name in CONFLICT_OPTIONS.get(action, ())
+        if rule := action if uses else _OF_ONE_RULE.get(name):
+            raise TypeError(
+                f"{where}: {name!r} is an option of the rule, not of the task: write "
+                f"on_conflict=OnConflict.{rule}({name}={options[name]!r})"
+            )
         if name in _CELERY_SINGLETONS:
             raise TypeError(
                 f"{where}: {name!r} is an option of celery-singleton. Here the same is "
@@ -146,6 +156,8 @@ def _refuse_mistakes(options: Mapping[str, Any], base: Any, where: str) -> None:
             )
 
 
+# Options of one rule for conflicts, whose names say so: an attribute would have no effect.
+_OF_ONE_RULE = {"max_delay": "retry", "max_wait": "retry", "max_waiting": "queue"}
 # Options of celery-singleton's tasks, and the corresponding options of this library. As attributes
 # they would be ignored silently.
 _CELERY_SINGLETONS = {

@@ -7,19 +7,37 @@ points, and a run without them touches none of their code. `run.FEATURES` lists 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from ..core.events import EventName
 from ..core.lease import Lease
-from ..core.store import Acquire, Refused
+from ..core.store import Acquire, Refused, Release
 from ..message.claim import Claim
 from ..message.header import Delivery
 from ..policy import Policy
 from ..runtime import Runtime
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What becomes of a call whose lease is released.
+
+    Attributes:
+        goes_on: Whether another message of it follows: a retry, or this one comes back.
+        due_in: Seconds until that message is due.
+        first_open: The retries of the first attempt that may still come to this key though the call
+            does not go on: of this one, if Celery rejects it, because the broker may dead-letter
+            it; of the next one, if that has another key. None: the call has ended.
+    """
+
+    goes_on: bool = False
+    due_in: float = 0.0
+    first_open: int | None = None
+
+
 class Run(Protocol):
-    """What a feature uses of its run; `run.TaskRun` says what it is."""
+    """The members of a run that its features use; `run.TaskRun` describes them."""
 
     task: Any
     request: Any
@@ -30,6 +48,7 @@ class Run(Protocol):
     claim: Claim | None
     eager: bool
     acks_late: bool
+    releases_early: bool
     keeps_key_for_retry: bool
 
     def rewrite_header(self) -> None: ...
@@ -62,8 +81,9 @@ class Feature:
     def __init__(self, run: Run) -> None:
         self.run = run
 
-    def prepare(self, request: Acquire) -> None:
-        """Complete the first request for the lease."""
+    def prepare(self, request: Acquire) -> Acquire:
+        """Complete the first request for the lease. Returns the request."""
+        return request
 
     def answer(self, request: Acquire) -> Refused | None:
         """Refuse the call in place of the store; None: the store is asked for the lease.
@@ -104,9 +124,23 @@ class Feature:
         """
         return args, kwargs
 
+    def put_back(self, copy: Delivery) -> None:
+        """The message is about to be put back, as ``copy``."""
+
+    def releasing(self, release: Release, ending: Ending) -> Release:
+        """Complete the request that releases the lease. Returns the request."""
+        return release
+
     def ended(self, lease: Lease, error: BaseException | None) -> None:
         """The body has returned, or has raised ``error``, which is no Retry, Ignore or Reject.
 
         Raises:
             Ignore: The delivery has ended.
+        """
+
+    def settled(self, ending: Ending) -> None:
+        """The task has ended, and its lease was lost or released before.
+
+        Raises:
+            StoreError: The store did not answer.
         """

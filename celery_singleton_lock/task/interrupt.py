@@ -17,6 +17,10 @@ Mechanism, by the thread that runs the body::
     greenlet (gevent, eventlet)  its hub throws the exception when the greenlet waits or yields.
                                  There, a signal could interrupt the hub, and an asynchronous
                                  exception would be raised in the greenlet that is running
+
+    A destructor or a callback of a weak reference, which the collector may call at any time, loses
+    each exception that is raised inside. Python reports it to ``sys.unraisablehook``, which
+    interrupts the body again.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # see Body.run
 import ctypes
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -109,6 +114,11 @@ class Body:
 
     def interrupt(self) -> None:
         """End the body if it still runs. Called on the heartbeat's thread."""
+        if self._throw is None:
+            _catch_unraisable()
+            _interrupted.add(self)
+            # A body that ended takes no care of this set: it may end before it was added.
+            _interrupted.difference_update([body for body in [*_interrupted] if not body._inside])
         if self._guard:
             with self._guard:
                 self.fired = True
@@ -133,6 +143,19 @@ class Body:
             signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
             clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def was_swallowed(self) -> None:
+        """Interrupt the body again, soon. Called on its thread, by the hook for lost exceptions."""
+        if self.fired and self._inside:
+            native.start_new_thread(self._interrupt_again, "singleton-interrupt")
+
+    def _interrupt_again(self) -> None:
+        SystemClock().sleep(_FIRST_PAUSE)  # until the hook has returned
+        if self._guard:
+            self.interrupt()
+        else:
+            self._observed = False
+            self._send_until_observed()
 
     def _disarm(self) -> None:
         # The exception may be set but not raised yet. It must not be raised in Celery's code after
@@ -162,11 +185,30 @@ class Body:
 _threads_are_greenlets: Final = cache(native.is_patched)
 # Bodies on the main thread, outermost first: an eager call runs inside another's body.
 _on_main_thread: list[Body] = []
+# The bodies of all threads that were interrupted and had not ended at the latest interrupt.
+_interrupted: set[Body] = set()
 
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:
     if any(body._observe() for body in _on_main_thread):
         raise LeaseInterrupt
+
+
+@cache
+def _catch_unraisable() -> None:
+    """Install the hook, before the first interrupt of a process: a later hook may call it."""
+    former = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs, /) -> None:
+        if unraisable.exc_type is not LeaseInterrupt:
+            former(unraisable)
+            return
+        ident = threading.get_ident()
+        for body in [*_interrupted]:
+            if body._thread == ident:
+                body.was_swallowed()
+
+    sys.unraisablehook = hook
 
 
 def _set_async_exception(ident: int, kind: type[BaseException]) -> None:

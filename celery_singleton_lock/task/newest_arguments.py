@@ -30,15 +30,16 @@ class NewestArguments(Feature):
 
     @classmethod
     def of(cls, run: Run) -> NewestArguments | None:
-        """Those of the run's claim; None: the policy does not replace arguments."""
+        """The newest arguments of the run's message; None: its policy replaces none."""
         replaces = run.claim is not None and run.policy.on_duplicate is OnDuplicate.REPLACE
         return cls(run) if replaces else None
 
-    def prepare(self, request: Acquire) -> None:
+    def prepare(self, request: Acquire) -> Acquire:
         """Ask for the newest arguments with the lease."""
         assert request.claim is not None
         arguments = Keyspace.arguments(request.claim.key, request.token.task)
         request.claim = replace(request.claim, arguments=arguments)
+        return request
 
     def refused(self, refused: Refused) -> bool:
         """Put a message back that is not due, without a conflict; else wait here."""

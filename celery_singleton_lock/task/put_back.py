@@ -27,7 +27,9 @@ from ..message.header import HEADER, QUEUE_KEY, SERIALIZER_KEY
 from ..worker.origin import reached_with_delay, without_delay
 
 
-def publish_copy(task: Any, request: Any, header: Mapping[str, Any], delay: float) -> float:
+def publish_copy(
+    task: Any, request: Any, header: Mapping[str, Any], delay: float, producer: Any = None
+) -> float:
     """Publish the running message again.
 
     Args:
@@ -35,6 +37,7 @@ def publish_copy(task: Any, request: Any, header: Mapping[str, Any], delay: floa
         request: Its request.
         header: This library's header of the copy.
         delay: Seconds until the copy may run.
+        producer: Publishes the copy; None: one of the app's.
 
     Returns:
         The delay, in whole seconds if the broker delays the copy.
@@ -57,7 +60,12 @@ def publish_copy(task: Any, request: Any, header: Mapping[str, Any], delay: floa
         # Celery's own apply_async, because this is not a new call. The apply_async of a base class
         # may replace the headers, or encrypt the arguments a second time.
         BaseTask.apply_async(
-            task, signature.args, signature.kwargs, add_to_parent=False, **signature.options
+            task,
+            signature.args,
+            signature.kwargs,
+            add_to_parent=False,
+            producer=producer,
+            **signature.options,
         )
     finally:
         request.called_directly = False

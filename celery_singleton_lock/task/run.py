@@ -12,8 +12,8 @@ Overview
         after_return    release, marker "done"       (SUCCESS, FAILURE, REVOKED)
         task_postrun    release what is still held   (Retry, Ignore, Reject, SystemExit ...)
 
-    What only some options need is in the features of a run (see `feature`), which it calls on the
-    way.
+    The code that only some options need is in the features of a run (see `feature`), which the run
+    calls at fixed points.
 
 Guarantees
     The body runs only under a lease. (Exceptions: ``on_store_error="run"``, and keys that are
@@ -32,12 +32,12 @@ State model::
                           skipped, failed
     OPEN     -> RELEASED  the body ended, and the message triggers more; or the lease was lost
     RELEASED -> SETTLED   put back after a loss, or left to its twin
-    any      -> SETTLED   settle: what is held is released, an early release is marked as done, the
+    any      -> SETTLED   settle: the lease is released, an early release is marked as done, the
                           claim of a run without a lease is changed
 
-    In OPEN, ``_lease`` may be None. Then no reply of the store has changed the message's claim, so
-    settle changes it. If the acquire was sent too (``_asked``), it may have been granted without a
-    reply, so settle also releases by token.
+    In OPEN, ``_held`` is the lease, a request or None. Without a lease, no reply of the store has
+    changed the message's claim, so settle changes it. A request may have been granted without a
+    reply, so settle also releases by its token.
 
 Failure handling
     No reply to the acquire: ``on_store_error``. No reply from the broker to a put-back: the message
@@ -60,7 +60,7 @@ from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TaskRevokedError
 from kombu.exceptions import EncodeError
 
-from ..celery_compat import acks_failures, driver_of, fail_as_body
+from ..celery_compat import acks_failures, driver_of, fail_as_body, is_revoked_here
 from ..core.backoff import backoff
 from ..core.events import Event, EventName
 from ..core.heartbeat import MAX_TIMEOUT
@@ -74,9 +74,10 @@ from ..core.store import (
     Refused,
     Relation,
     Release,
+    ReleaseReply,
 )
 from ..errors import LockConflict, StoreError
-from ..message.claim import TASK_RUN, Claim, seconds_until
+from ..message.claim import JOINED, TASK_RUN, Claim, seconds_until
 from ..message.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce
 from ..message.values import skipped_value
 from ..policy import ConflictAction, OnLost, OnStoreError, Policy
@@ -85,11 +86,12 @@ from . import claim as claims
 from .cancel_running import CancelRunning
 from .conflict import AGAIN, Decision, Outcome, Pace, decide, is_overtaken
 from .context import held_here, held_lease
-from .feature import Feature
+from .feature import Ending, Feature
 from .interrupt import Body, is_loss
 from .newest_arguments import NewestArguments
 from .period import Period
 from .put_back import publish_copy, why_not
+from .queue import Queue
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -102,7 +104,12 @@ _NOT_RUN: Final = (
 # The actions with which a refused call waits at the worker.
 _WAITING: Final = (ConflictAction.WAIT, ConflictAction.CANCEL_RUNNING)
 # The relations of a refusal that say nothing about the id of this message.
-_OF_ANY_MESSAGE: Final = (Relation.OTHER, Relation.EARLIER, Relation.NOT_DUE)
+_OF_ANY_MESSAGE: Final = (
+    Relation.OTHER,
+    Relation.EARLIER,
+    Relation.NOT_DUE,
+    Relation.UNQUEUED,
+)
 _LEFT: Final = "lost to its own twin"
 # The number of lost leases after which a task fails: its store can't keep a lease.
 _MAX_LOSSES: Final = 3
@@ -119,6 +126,7 @@ FEATURES: Final[Sequence[Callable[[TaskRun], Feature | None]]] = (
     Period.of,
     NewestArguments.of,
     CancelRunning.of,
+    Queue.of,
 )
 
 
@@ -142,18 +150,20 @@ class TaskRun:
         acks_late: Whether the message may be delivered again after its work is done.
         entered: Whether the body was entered. After that, calling the task is a function call.
         keeps_key_for_retry: Whether a retry may reserve the key (``hold_on_retry``).
+        releases_early: Whether the lease is released before Celery publishes the links of the task.
     """
 
     key = ""
     claim: Claim | None = None
     entered = False
     keeps_key_for_retry = True
+    releases_early = True
     _rest: str | None = None  # the part of the key after the scope; None: no lock
     _state = _State.OPEN
     _features: Sequence[Feature] = ()
     _waiter: Waiter | None = None
-    _asked: Acquire | None = None  # the request without a reply
-    _lease: Lease | None = None
+    # The lease, or the request that may have been granted without a reply; None: neither.
+    _held: Lease | Acquire | None = None
     _locker: Locker
 
     def __init__(self, task: Any, request: Any) -> None:
@@ -200,7 +210,8 @@ class TaskRun:
             nonlocal args, kwargs
             task = self.task
             for feature in self._features:
-                args, kwargs = feature.begin(self._lease, args, kwargs)
+                lease = self._held if isinstance(self._held, Lease) else None
+                args, kwargs = feature.begin(lease, args, kwargs)
             if task.singleton_stores_started:
                 self._store_started()
             if own is not None:
@@ -243,24 +254,29 @@ class TaskRun:
         leaving = sys.exception()
         if leaving is not None and not isinstance(leaving, Exception):
             state = None
-        lease = self._lease
+        held = self._held
         try:
-            if lease is None or lease.released_at is None or self._state is not _State.RELEASED:
+            if not isinstance(held, Lease):
+                self._settle_without_lease(held, state, retval)
+            elif held.released_at is None or self._state is not _State.RELEASED:
                 # Without released_at: an exception came just before the early release.
-                self._release(state, retval)
-            elif self.acks_late and is_done(self.task, state, retval):
-                # The early release has left them to a redelivery of the message, or to a retry.
-                is_retry = isinstance(retval, Retry)
-                deleted = None if is_retry else claims.arguments_deleted(self)
-                self._mark(MarkerState.DONE, self.delivery.sequence, 0.0, deleted)
+                self._release(held, state, retval)
+            else:
+                if self.acks_late and is_done(self.task, state, retval):
+                    # The early release has left them to a redelivery of the message, or to a retry.
+                    is_retry = isinstance(retval, Retry)
+                    deleted = None if is_retry else claims.arguments_deleted(self)
+                    self._mark(MarkerState.DONE, self.delivery.sequence, 0.0, deleted)
+                for feature in self._features:
+                    feature.settled(self._ending(state, retval))
         except StoreError as exc:
             self._report_silence(exc, "not-marked-as-done")
         except BaseException:
             # A soft time limit or SIGTERM. If this is after_return, task_postrun settles the run.
             # If this is task_postrun, the ttl frees the key, because the lease is no longer
             # renewed.
-            if lease is not None:
-                self.runtime.locker.heartbeat.discard(lease)
+            if isinstance(held, Lease):
+                self.runtime.locker.heartbeat.discard(held)
             raise
         self._state = _State.SETTLED
         # The request and the features refer to this run. A reference cycle would keep all objects
@@ -269,8 +285,13 @@ class TaskRun:
 
     def abandon(self) -> None:
         """Report that the lease is left to its ttl: the last :meth:`settle` was interrupted."""
-        if self._lease is not None:
-            self._locker.abandon(self._lease)
+        if isinstance(self._held, Lease):
+            self._locker.abandon(self._held)
+
+    @property
+    def computed_key(self) -> str:
+        """The key of the arguments. `key` differs from it if another key's queue has the call."""
+        return self.runtime.keyspace.lock(self.task.singleton_scope, self._rest or "")
 
     # --- before the body -------------------------------------------------------------------------
 
@@ -301,18 +322,21 @@ class TaskRun:
             ttl=policy.ttl,
             sequence=delivery.sequence,
         )
-        if not policy.is_plain or self.claim is not None or delivery.period is not None:
-            self._add_features(request)
-        return request
+        if policy.is_plain and delivery.is_plain:
+            return request
+        return self._add_features(request)
 
-    def _add_features(self, request: Acquire) -> None:
+    def _add_features(self, request: Acquire) -> Acquire:
         """Make the features of this run, and complete the ``request`` by them and by the claim."""
+        if self.delivery.options and "ttl" in self.delivery.options:
+            request.holder.ttl = self.policy.ttl
         if self.claim is not None:
             claims.prepare(self, self.claim, request)
         found = [make(self) for make in FEATURES]
         self._features = [feature for feature in found if feature is not None]
         for feature in self._features:
-            feature.prepare(request)
+            request = feature.prepare(request)
+        return request
 
     def _acquire(self) -> Any:
         """Try until the lease is granted or a refusal ends this delivery.
@@ -332,7 +356,7 @@ class TaskRun:
                 if waiter is not None or request.claim is not None:
                     request, conflict = self._decide_ahead(request, waited)
                 try:
-                    self._asked = request
+                    self._held = request
                     reply: Lease | Refused
                     if self._features and (refused := self._answer(request)):
                         reply = refused
@@ -345,11 +369,11 @@ class TaskRun:
                         options = {"max_hold": self._max_hold(), "on_lost": self._on_lost}
                         reply = waiter.acquire(request, waits=waits, **options)
                     if isinstance(reply, Lease):
-                        self._lease = reply
+                        self._held = reply
                         if self._features:
                             self._notify_of_grant(request, reply)
                         return reply
-                    self._asked = None
+                    self._held = None
                     if self._is_of_another_message(reply):
                         request = replace(request, token=self._renamed())
                         continue
@@ -389,7 +413,7 @@ class TaskRun:
             for feature in self._features:
                 feature.granted(lease)
         except StoreError:
-            self._lease = None
+            self._held = request
             self._locker.forget(request)
             raise
 
@@ -436,7 +460,7 @@ class TaskRun:
         self.runtime.clock.sleep(backoff(*AGAIN, failures))
         # The locker has released that token without a reply. If the release arrives late, it must
         # not free the grant of the next try, so a released token is never used for another acquire.
-        return replace(operation, token=replace(operation.token, nonce=mint_nonce()))
+        return operation.again(mint_nonce())
 
     def _decide(self, relation: Relation, waited: float) -> Decision:
         rule, wall = self.policy.on_conflict, self.runtime.clock.wall()
@@ -523,6 +547,9 @@ class TaskRun:
                 message would block this process endlessly.
         """
         copy, tries, refusals = replace(delivery, tries=delivery.tries + 1).copied(), 0, 0
+        if retain:  # else the store does not answer
+            for feature in self._features:
+                feature.put_back(copy)
         while True:
             try:
                 delay = pace[0] if exact else backoff(*pace, delivery.tries)
@@ -630,7 +657,7 @@ class TaskRun:
         """Handle the end of the body, by its result or by a failure."""
         request = self.request
         links = request.errbacks if failed else request.callbacks or request.chain
-        if not (links or request.chord) and not lease.lost:
+        if not ((links or request.chord) and self.releases_early) and not lease.lost:
             return  # the lease is released after the result is stored
         # The messages that Celery publishes next must not conflict with this lease. Until they are
         # sent, the work is not done: meanwhile a marker that expires makes the store refuse twins.
@@ -663,11 +690,13 @@ class TaskRun:
             Ignore: Another delivery of this attempt has the lease, or has finished.
         """
         self._state = _State.RELEASED
-        reply = self._locker.release(lease, release)
-        if reply not in (Relation.TWIN, Relation.DONE):
+        ending = Ending(goes_on=release.marker is None)
+        reply = self._locker.release(lease, self._completed(release, ending))
+        if reply not in (ReleaseReply.TWIN, ReleaseReply.DONE):
             return
         self._state = _State.SETTLED  # the attempt is not done, or not by this run
-        if reply is Relation.TWIN and self.acks_late and why_not(self.task, self.request) is None:
+        is_twin = reply is ReleaseReply.TWIN
+        if is_twin and self.acks_late and why_not(self.task, self.request) is None:
             # With Redis as the broker, all deliveries of a message have the same delivery tag.
             # Giving up this delivery acknowledges the twin's too, and if the twin's worker died
             # now, the job would be lost. The copy waits for the twin's end, and is dropped if the
@@ -676,6 +705,11 @@ class TaskRun:
             self._put_back(copy, AGAIN, _LEFT, None)
         self.emit(EventName.DROPPED, reason=_LEFT)
         raise Ignore
+
+    def _completed(self, release: Release, ending: Ending) -> Release:
+        for feature in self._features:
+            release = feature.releasing(release, ending)
+        return release
 
     # --- for features ----------------------------------------------------------------------------
 
@@ -744,7 +778,7 @@ class TaskRun:
             if began and self.acks_late:
                 release.marker = MarkerState.DONE
                 release.marker_ttl = self.runtime.settings.marker_ttl
-            self._locker.release(lease, release)
+            self._locker.release(lease, self._completed(release, Ending()))
         elif claim is not None:
             claims.change(self, claim)
         self._state = _State.SETTLED
@@ -752,21 +786,17 @@ class TaskRun:
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def _release(self, state: str | None, retval: Any) -> None:
-        """Release the lease, which an interrupted acquire may have got, and settle the claim."""
-        lease = self._lease
+    def _release(self, lease: Lease, state: str | None, retval: Any) -> None:
+        """Release the lease, and settle the claim with it."""
         try:
-            release = self._final_release(state, retval)
+            release = self._final_release(lease, state, retval)
         except Exception:
             # Any exception is caught: a lease that is not released would be renewed endlessly.
             logger.exception("singleton: %s is released without a marker", self.key)
-            release = self._bare_release(claims.freed(self))
-        if lease is None:
-            if self._asked is not None:
-                self._locker.forget(self._asked)
-            if release.claim is not None:
-                claims.change(self, release.claim)
-        elif state is None or release.marker is not None:
+            release = Release.of(lease, claims.freed(self))
+        if self._features:
+            release = self._completed(release, self._ending(state, retval))
+        if state is None or release.marker is not None or release.queued:
             # This process may be about to end, or the message is acknowledged next and only the
             # marker keeps its twins from running again. So this release waits for the reply.
             self._locker.release(lease, release)
@@ -775,15 +805,15 @@ class TaskRun:
             # messages after any reply.
             self._locker.give_back(lease, release)
 
-    def _final_release(self, state: str | None, retval: Any) -> Release:
+    def _final_release(self, lease: Lease, state: str | None, retval: Any) -> Release:
         """The release of the lease, with the change of the claim."""
-        lease, claim, retry_in = self._lease, None, None
-        if isinstance(retval, Retry) and (lease is not None or self.claim is not None):
-            retry_in = self._retry_in(retval)  # calls the user's key function
+        claim = retry_in = None
+        if isinstance(retval, Retry):
+            retry_in = self._retry_in(retval)
         if self.claim is not None:
             claim = claims.after(self, self.claim, state, retval, retry_in)
-        if lease is None or not is_done(self.task, state, retval):
-            return self._bare_release(claim)
+        if not is_done(self.task, state, retval):
+            return Release.of(lease, claim)
         release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
             release.marker, release.marker_ttl = MarkerState.DONE, self.runtime.settings.marker_ttl
@@ -791,11 +821,37 @@ class TaskRun:
             release.reserve(retry_in + self.policy.ttl)  # its countdown, and a ttl in the queue
         return release
 
-    def _bare_release(self, claim: ClaimChange | None) -> Release:
-        """A release without a marker; of no key if there is no lease."""
-        if self._lease is None:
-            return Release(keys=(), token=self.delivery.token, claim=claim)
-        return Release.of(self._lease, claim)
+    def _ending(self, state: str | None, retval: Any) -> Ending:
+        """What becomes of the call, after the outcome of its task."""
+        joined, is_retry = self.request.__dict__.get(JOINED), isinstance(retval, Retry)
+        if joined == self.key and not is_retry:
+            return Ending(goes_on=True)  # self.replace(), or another message with the task's id
+        if state is None or (isinstance(retval, Reject) and getattr(retval, "requeue", False)):
+            # Celery acknowledges the message of a greenlet that `revoke(terminate=True)` ended.
+            return Ending(goes_on=self.acks_late and not is_revoked_here(self.request.id))
+        if is_retry and (due_in := self._retry_in(retval)) is not None:
+            return Ending(goes_on=True, due_in=due_in)
+        retries = self.delivery.token.retries
+        if is_retry or joined is not None:
+            return Ending(first_open=retries + 1)
+        return Ending(first_open=None if is_done(self.task, state, retval) else retries)
+
+    def _settle_without_lease(
+        self, request: Acquire | None, state: str | None, retval: Any
+    ) -> None:
+        """Settle the claim. Release the lease that a ``request`` without a reply may have got."""
+        change = None
+        if self.claim is not None:
+            try:
+                retry_in = self._retry_in(retval) if isinstance(retval, Retry) else None
+                change = claims.after(self, self.claim, state, retval, retry_in)
+            except Exception:
+                logger.exception("singleton: the claim %s is freed", self.claim.key)
+                change = claims.freed(self)
+        if request is not None:
+            self._locker.forget(request)
+        if change is not None:
+            claims.change(self, change)
 
     def _mark(
         self, state: MarkerState, sequence: int, delay: float, claim: ClaimChange | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,9 @@ __all__ = ["ManualClock", "SingletonStore", "hold_claim", "hold_lock", "is_skipp
 class ManualClock:
     """A :class:`~celery_singleton_lock.core.clock.Clock` for tests; ``sleep`` returns at once.
 
+    While a call sleeps on this clock, the leases of others are renewed, as in production;
+    :meth:`advance` lets leases expire.
+
     Args:
         now: The start of the clock for deadlines, in seconds.
         wall: The start of the wall clock, in seconds since the epoch.
@@ -38,6 +41,8 @@ class ManualClock:
     def __init__(self, now: float = 1000.0, wall: float = 1_700_000_000.0) -> None:
         self._now = now
         self._wall = wall
+        #: Called after each second of a sleep.
+        self.meanwhile: Callable[[], None] = lambda: None
 
     def now(self) -> float:
         return self._now
@@ -46,10 +51,13 @@ class ManualClock:
         return self._wall
 
     def sleep(self, seconds: float) -> None:
-        self.advance(seconds)
+        end = self._now + seconds
+        while self._now < end:
+            self.advance(min(1.0, end - self._now))
+            self.meanwhile()
 
     async def pause(self, seconds: float) -> None:
-        self.advance(seconds)
+        self.sleep(seconds)
 
     def advance(self, seconds: float) -> None:
         """Advance both clocks by ``seconds``.
@@ -77,6 +85,7 @@ class SingletonStore:
         self.clock = ManualClock()
         self.store = MemoryStore(self.clock)
         self._apps: list[Any] = []
+        self.clock.meanwhile = self._renew
 
     def install(self, app: Celery | None = None) -> None:
         """Use this store for ``app`` (the current app by default) until :meth:`uninstall`."""
@@ -94,6 +103,12 @@ class SingletonStore:
                 Runtime.install(app, None, eager=eager)
         self._apps.clear()
 
+    def _renew(self) -> None:
+        """Renew what is due, as the heartbeats do in real time."""
+        for app in self._apps:
+            for eager in (False, True):
+                Runtime.of(app, eager=eager).locker.heartbeat.sweep()
+
     def held(self) -> list[Record]:
         """The records of all held keys, without claims, which belong to messages."""
         records = self.store.scan("csl:*")
@@ -102,7 +117,7 @@ class SingletonStore:
 
 @contextmanager
 def hold_lock(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[Lease]:
-    """Hold the key of ``task.delay(*args, **kwargs)`` as another worker would.
+    """Hold the key of ``task.delay(*args, **kwargs)`` as another worker would, with the task's ttl.
 
     Raises:
         LockConflict: The key is held already.
@@ -114,7 +129,7 @@ def hold_lock(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[Lease]:
     callers = held_lease.get()
     reset = held_lease.set(None)
     try:
-        with hold(rest, scope=scope, app=task.app) as lease:
+        with hold(rest, scope=scope, app=task.app, ttl=task.singleton_policy().ttl) as lease:
             held_lease.set(callers)
             yield lease
     finally:

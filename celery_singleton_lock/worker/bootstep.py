@@ -11,7 +11,7 @@ parent stops after the pool.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, Final
 
@@ -26,9 +26,10 @@ from ..core.store import Acquire, Release, Store
 from ..errors import SettingsError, StoreError, StoreUnavailable
 from ..instrumentation import EventPipe
 from ..message.header import mint_nonce
-from ..policy import ConflictAction, OnDuplicate, Policy, Unique, seconds
+from ..policy import OPTIONS, ConflictAction, OnDuplicate, Policy, Unique, seconds
 from ..publish.newest_arguments import check_replaceable
 from ..publish.publication import RPC_CURE, sends_results_to_first_caller
+from ..publish.queue import call_queue
 from ..runtime import IN_MEMORY, Runtime, singleton_tasks
 from ..settings import Settings
 from ..stores import is_sentinel_url
@@ -36,6 +37,8 @@ from ..stores.eviction import REMEDY
 from ..stores.faults import fault_of
 from .event_sender import EventSender
 from .parent_heartbeat import ParentHeartbeat
+from .queue_look import QueueLook
+from .queue_place import watch_undecodable
 from .shared_memory import SharedMemory
 from .store_queue import StoreQueue
 
@@ -93,16 +96,7 @@ class SingletonStep(bootsteps.StartStopStep):
         if is_prefork:
             Runtime.lease_notes = SharedMemory()
         with exit_on_wrong_settings():
-            runtime = Runtime.of(app)
-            if is_prefork and runtime.store.capabilities.name == "memory":
-                raise SettingsError(IN_MEMORY)
-            check_tasks(app, runtime.store)
-            for task in singleton_tasks(app):
-                task.singleton_preload()
-                _warn_of_durations(task.name, task.singleton_policy(), runtime.settings)
-            for problem, remedy in check_results(app):
-                _warn(f"{problem}. {remedy}")
-            _check_store(runtime)
+            check_app(app, is_prefork=is_prefork)
 
     def start(self, worker: Any) -> None:
         """Called by Celery on the main thread, after the pool's first fork."""
@@ -118,6 +112,9 @@ class SingletonStep(bootsteps.StartStopStep):
             # A store of its own, because this process may fork again, to replace a child.
             with _reporting_faults(runtime), closing(runtime.open_store()) as store:
                 _try_out(runtime, store)
+        if runtime.store.call_queue is not None:
+            has_queues = any(map(_is_queued, singleton_tasks(worker.app)))
+            QueueLook(worker.app, open_store, is_over, has_queues=has_queues).start()
         if isinstance(memory, SharedMemory) and runtime.store.capabilities.renews_for_others:
             heartbeat = ParentHeartbeat(memory, runtime.open_store(), runtime.clock)
             heartbeat.start(is_over)
@@ -150,13 +147,33 @@ class PoppedMessagesStep(bootsteps.StartStopStep):
     """Started with each connection to the broker.
 
     A put-back message has a countdown. When a countdown ends, kombu's Redis transport may keep a
-    message where the death of the worker loses it.
+    message where the death of the worker loses it. A message that can't be decoded may have a place
+    in a queue.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def start(self, consumer: Any) -> None:
         read_replies_to_sent_pops(consumer.task_consumer.channel)
+        watch_undecodable(consumer)
+
+
+def check_app(app: Celery, *, is_prefork: bool = False) -> None:
+    """Check what a worker needs at its start, and log what may be wrong.
+
+    Raises:
+        SettingsError: The worker must not start.
+    """
+    runtime = Runtime.of(app)
+    if is_prefork and runtime.store.capabilities.name == "memory":
+        raise SettingsError(IN_MEMORY)
+    check_tasks(app, runtime.store)
+    for task in singleton_tasks(app):
+        task.singleton_preload()
+        _warn_of_durations(task, task.singleton_policy(), runtime.settings)
+    for problem, remedy in check_results(app):
+        _warn(f"{problem}. {remedy}")
+    _check_store(runtime)
 
 
 def check_tasks(app: Celery, store: Store) -> None:
@@ -169,6 +186,7 @@ def check_tasks(app: Celery, store: Store) -> None:
     """
     _check_plain_tasks(app)
     limits: dict[str, tuple[int, str]] = {}
+    queues: dict[str, tuple[bool, str]] = {}
     for task in singleton_tasks(app):
         try:
             policy = task.singleton_policy()
@@ -182,6 +200,15 @@ def check_tasks(app: Celery, store: Store) -> None:
                 f"{task.name} has limit={policy.limit} and {other} has limit={limit}, but both are "
                 f"in scope {scope!r}: give them one limit, or two scopes"
             )
+        is_queued = policy.on_conflict.action is ConflictAction.QUEUE
+        queued, other = queues.setdefault(scope, (is_queued, task.name))
+        if queued is not is_queued:
+            names = (task.name, other) if is_queued else (other, task.name)
+            raise SettingsError(
+                f'{names[0]} has on_conflict="queue" and {names[1]} has not, but both are in scope '
+                f"{scope!r}: the calls of one would overtake those of the other. Give both the "
+                "queue, or two scopes"
+            )
         _check_capabilities(task.name, policy, store)
         if policy.unique and policy.on_duplicate is OnDuplicate.REPLACE:
             check_replaceable(
@@ -190,9 +217,21 @@ def check_tasks(app: Celery, store: Store) -> None:
 
 
 def _check_plain_tasks(app: Celery) -> None:
-    """Refuse a decorator of Celery above ours: the call of a task in a task takes no lock."""
+    """Refuse tasks that take no lock, though they seem to.
+
+    Raises:
+        SettingsError: A decorator of Celery is above ours: a task calls the other as a function. Or
+            a plain task has the options of a lock.
+    """
     for task in app.tasks.values():
         body: Any = getattr(task, "run", None)
+        options = getattr(task, "singleton", None)
+        is_plain = not hasattr(task, "singleton_policy")
+        if is_plain and isinstance(options, Mapping) and options and options.keys() <= OPTIONS:
+            raise SettingsError(
+                f"the task {task.name} has singleton={dict(options)!r}, but no lock: use "
+                "@singleton_task, or add base=SingletonTask to the decorator"
+            )
         if hasattr(body, "singleton_policy"):
             raise SettingsError(
                 f"the task {task.name} calls the singleton task {body.name} as a function, without "
@@ -218,6 +257,8 @@ def _check_capabilities(task: str, policy: Policy, store: Store) -> None:
             f"{task} has needs_fence=True, but the store ({able.name}) has no fencing tokens: "
             "choose a store that has, or drop needs_fence"
         )
+    if policy.on_conflict.action is ConflictAction.QUEUE:
+        call_queue(task, store)
     if policy.on_conflict.action is ConflictAction.CANCEL_RUNNING and not able.orders_calls:
         raise SettingsError(
             f'{task} has on_conflict="cancel_running", but the store ({able.name}) does not keep '
@@ -225,26 +266,31 @@ def _check_capabilities(task: str, policy: Policy, store: Store) -> None:
         )
 
 
-def _warn_of_durations(task: str, policy: Policy, settings: Settings) -> None:
+def _is_queued(task: Any) -> bool:
+    return bool(task.singleton_policy().on_conflict.action is ConflictAction.QUEUE)
+
+
+def _warn_of_durations(task: Any, policy: Policy, settings: Settings) -> None:
     ttl, timeout, max_hold = policy.ttl, settings.visibility_timeout, policy.max_hold
-    if timeout is not None and ttl > timeout:
+    if timeout is not None and ttl > timeout and task.acks_late:
         _warn(
-            f"{task} has ttl={ttl:g} s, longer than the broker's visibility_timeout of "
+            f"{task.name} has ttl={ttl:g} s, longer than the broker's visibility_timeout of "
             f"{timeout:g} s: a dead worker's message comes back while its lease still stands, and "
             "waits. Set ttl below visibility_timeout."
         )
     longest, debounce = settings.longest_countdown, policy.debounce
     if timeout is not None and longest is not None and debounce is not None and debounce > timeout:
         _warn(
-            f"{task} has debounce={debounce:g} s, longer than the broker's visibility_timeout of "
-            f"{timeout:g} s: a worker puts each message back every {longest:g} s until it is due. "
-            "With many such messages this delays them all. Set visibility_timeout above debounce."
+            f"{task.name} has debounce={debounce:g} s, longer than the broker's visibility_timeout "
+            f"of {timeout:g} s: a worker puts each message back every {longest:g} s until it is "
+            "due. With many such messages this delays them all. Set visibility_timeout above "
+            "debounce."
         )
     if max_hold is not None and max_hold < ttl:
         _warn(
-            f"{task} has max_hold={max_hold:g} s, shorter than its ttl of {ttl:g} s: each body "
-            "that takes longer than max_hold loses its lease. Set max_hold above ttl, or ttl below "
-            "max_hold."
+            f"{task.name} has max_hold={max_hold:g} s, shorter than its ttl of {ttl:g} s: each "
+            "body that takes longer than max_hold loses its lease. Set max_hold above ttl, "
+            "or ttl below max_hold."
         )
 
 
@@ -318,7 +364,7 @@ def _reporting_faults(runtime: Runtime) -> Iterator[None]:
         yield
     except StoreError as exc:
         kind = "sentinel" if is_sentinel_url(url) else runtime.store.capabilities.name
-        remedy = f"{fault_of(kind, exc).remedy}. `celery -A app singleton doctor` shows more"
+        remedy = f"{fault_of(kind, exc).remedy}. `celery -A ... singleton doctor` shows more"
         if isinstance(exc, StoreUnavailable):
             _warn(
                 f"no locks now, because {url} can't be used ({exc}); tasks are put back until it "

@@ -45,26 +45,25 @@ from celery.exceptions import TimeLimitExceeded, WorkerLostError
 from .. import celery_compat
 from ..core.events import Event, EventName
 from ..core.lease import Holder, Kind, Token
-from ..core.store import ClaimChange, Relation, Release, Store
-from ..errors import StoreError, StoreUnavailable
+from ..core.store import ClaimChange, Release, ReleaseReply, Store
+from ..errors import StoreUnavailable
 from ..message.claim import Claim
 from ..message.header import call_of, header_of, options_of
 from ..policy import Unique
 from ..runtime import Runtime
+from . import queue_place
 from .shared_memory import DeadLease, SharedMemory
-from .store_queue import StoreQueue
+from .store_queue import TIMEOUT, ask, ask_later
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Seconds to wait for a reply. The parent serves all of its children and must not wait longer.
-_PARENT_TIMEOUT: Final = 1.0
 # Seconds for which a key is marked as dying. Celery sends TERM, waits 0.1 s, and sends KILL.
 _DYING_SECONDS: Final = 1.0
 # What the store's replies to a release mean for the log.
 _REPLIES: Final = {
-    Relation.OURS: "its lease is released",
-    Relation.NOT_OURS: "its lease had already ended",
-    Relation.TWIN: "another delivery of the message holds the key now",
+    ReleaseReply.OURS: "its lease is released",
+    ReleaseReply.NOT_OURS: "its lease had already ended",
+    ReleaseReply.TWIN: "another delivery of the message holds the key now",
 }
 
 
@@ -119,7 +118,9 @@ def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -
         end = _End(
             request, runtime, memory, lease, token, f"pool process {request.worker_pid} {fate}"
         )
-        _ask(runtime.store, end.what, note.ttl, partial(_release, call=call, end=end), end.fail)
+        ask(runtime.store, end.what, note.ttl, partial(_release, call=call, end=end), end.fail)
+        if token.task_id == str(request.id):
+            queue_place.settle(request, note.keys[0], token, comes_back)
     if become is None:
         memory.settle(request.worker_pid)
     if not has_claim:
@@ -129,41 +130,38 @@ def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -
 def settle_claim(request: Any, comes_back: bool) -> None:
     """Change the claim of a message that no body runs."""
     if settling := _settling(request, comes_back):
-        what, ttl, ask = settling
-        _ask(Runtime.of(request.app).store, what, ttl, ask)
+        ask(Runtime.of(request.app).store, *settling)
 
 
 def discard_claim(request: Any) -> None:
     """Free the claim of a message that is not run; the main thread does not wait for it."""
     if settling := _settling(request, comes_back=False):
-        what, ttl, ask = settling
-        queue = StoreQueue.running
-        if queue is None or not queue.put(ask, ttl):
-            _ask(Runtime.of(request.app).store, what, ttl, ask)
+        ask_later(Runtime.of(request.app).store, *settling)
 
 
 def _settling(
     request: Any, comes_back: bool
 ) -> tuple[str, float, Callable[[Store], object]] | None:
-    """The request that changes the claim of a message; the arguments of `_ask`."""
+    """The request that changes the claim of a message; the arguments of `ask`."""
     change = _claim_after(request, None, comes_back)
     if change is None:
         return None
     token = _token(request)
     what = f"{request.task.name}[{request.id}] has ended with the claim {change.key}"
     ttl = change.ttl or request.task.singleton_policy().unique_for
-    return what, ttl, lambda store: store.settle_claim(token, change, timeout=_PARENT_TIMEOUT)
+    return what, ttl, lambda store: store.settle_claim(token, change, timeout=TIMEOUT)
 
 
 def _claim_after(
     request: Any, become: Kind | None, comes_back: bool, key: str = ""
 ) -> ClaimChange | None:
-    """The change of this message's claim when its child is dead or (``become``) dying.
+    """The change of the message's claim when its child is dead or is being killed; None: no claim.
 
     Args:
-        become: See `settle_leases`.
+        request: The worker's request of the message.
+        become: ``Kind.DYING`` while the child is being killed; None: it is dead.
         comes_back: Whether the message is requeued.
-        key: The key of the claim, for a message whose publisher set no claim.
+        key: The key of the claim that the run took, if its publisher took none; empty: unknown.
     """
     task, header = request.task, _header(request)
     policy = task.singleton_policy(options_of(header.get("options")))
@@ -202,49 +200,6 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def _ask(
-    store: Store,
-    what: str,
-    ttl: float,
-    ask: Callable[[Store], object],
-    on_error: Callable[[object], None] = lambda why: None,
-) -> None:
-    """Run ``ask``, or pass it to the `StoreQueue` if the store does not answer. Never raises.
-
-    If the store does not answer, the parent waits for it once, not for each lease of each dead
-    child.
-
-    Args:
-        store: The store for this thread.
-        what: Text for the log.
-        ttl: Seconds until the lease or claim expires in the store.
-        ask: A function that sends the request to its argument, a store.
-        on_error: Called if there is no reply now, with the reason.
-    """
-    queue = StoreQueue.running
-    why: object = "too many others wait for the store"
-    if queue is None or not queue.is_silent:
-        try:
-            ask(store)
-            return
-        except StoreError as exc:
-            if queue is not None and isinstance(exc, StoreUnavailable):
-                logger.warning("singleton: %s; freed when the store answers again (%s)", what, exc)
-                on_error(exc)
-                queue.put(ask, ttl, unanswered=True)
-                return
-            why = exc
-    elif queue.put(ask, ttl):
-        on_error("others wait for the store")
-        return
-    on_error(why)
-    logger.warning(
-        "singleton: %s; it could not be freed (%s), and expires in %g s. To free it at once: "
-        "celery -A ... singleton release",
-        *(what, why, ttl),
-    )
-
-
 @dataclass(slots=True)
 class _End:
     """The end of the lease of a dead child, and its event: the child can emit none.
@@ -264,11 +219,11 @@ class _End:
     def what(self) -> str:
         return f"{self.fate} while holding {self.lease.note.keys[0]}"
 
-    def reply(self, reply: Relation) -> None:
+    def reply(self, reply: ReleaseReply) -> None:
         acquired_at, meaning = self.lease.acquired_at, _REPLIES.get(reply, str(reply))
         if self.reported or self.lease.concluded:
             logger.info("singleton: %s; %s", self.what, meaning)
-        elif reply is Relation.OURS:
+        elif reply is ReleaseReply.OURS:
             self._emit(EventName.FREED, reason=self.fate)
         elif acquired_at is None or self.memory.is_freeing(self.lease):
             logger.info("singleton: %s; %s", self.what, meaning)
@@ -309,9 +264,9 @@ def _release(store: Store, *, call: Release, end: _End) -> None:
     The parent's connection is idle between the deaths of two children.
     """
     try:
-        reply = store.release(call, timeout=_PARENT_TIMEOUT)
+        reply = store.release(call, timeout=TIMEOUT)
     except StoreUnavailable as exc:
         if not exc.was_idle:
             raise
-        reply = store.release(call, timeout=_PARENT_TIMEOUT)
+        reply = store.release(call, timeout=TIMEOUT)
     end.reply(reply)

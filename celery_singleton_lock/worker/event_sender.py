@@ -1,10 +1,10 @@
 """The threads of the worker's parent that send the worker events of all its processes.
 
 Overview
-    The reader moves what is written from the pipe to an `Outbox`, and never waits for the broker.
-    The sender sends what is in the outbox, once a second, on a broker connection of its own. Both
+    The reader moves events from the pipe to an `Outbox`, and never waits for the broker.
+    The sender sends the outbox's messages once a second, on a broker connection of its own. Both
     are native threads also under gevent and eventlet, so a broker that does not answer delays no
-    greenlet. While nothing is written, both threads sleep.
+    greenlet. While there are no events, both threads sleep.
 
 Guarantees
     A message whose sending failed is sent again, as it was, until the broker takes it. A monitor
@@ -47,7 +47,7 @@ _LAST_EVENTS: Final = 2.0
 
 
 class EventSender:
-    """Sends what is written to ``pipe`` as worker events of the worker ``hostname``."""
+    """Sends the events in ``pipe`` as worker events of the worker ``hostname``."""
 
     def __init__(self, app: Any, pipe: EventPipe, hostname: str) -> None:
         self._app, self._pipe, self._hostname = app, pipe, hostname
@@ -78,7 +78,7 @@ class EventSender:
         atexit.register(self.end)
 
     def end(self, **_: Any) -> None:
-        """Send what was written before, for a moment; idempotent."""
+        """Wait a moment until the events so far are sent, and end the threads; idempotent."""
         if not self._ending:
             self._ending = True
             self._pipe.end()
@@ -106,7 +106,7 @@ class EventSender:
                 self._sleep(_GATHER)
 
     def _run(self) -> None:
-        """Send what is in the outbox, until the reader has ended. The sender's thread."""
+        """Send the outbox's messages until the reader has ended. The sender's thread."""
         try:
             is_last = False
             while not is_last:

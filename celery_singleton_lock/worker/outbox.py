@@ -1,4 +1,4 @@
-"""What a worker's parent has read from the pipe of events, and has not sent yet.
+"""The events that a worker's parent has read from the pipe and has not sent yet.
 
 Overview
     Single events are kept in order, and go out as lists, one for each group of event types, as

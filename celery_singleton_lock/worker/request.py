@@ -38,6 +38,8 @@ from ..message.header import (
     header_of,
     mint_nonce,
 )
+from ..runtime import Runtime
+from . import queue_place
 from .dead_child import discard_claim, is_alive, is_requeued, settle_claim, settle_leases
 from .origin import find_origin
 
@@ -102,13 +104,15 @@ class SingletonRequestMixin:
         message["headers"] = own
         if header:
             message[HEADER] = header
+            if "broker" in header:
+                Runtime.of(self.app).note_broker(header)
 
     def _note_origin(self, exchange: str, routing_key: str) -> None:
         """Note the queue that a message came from, if it was sent to an exchange.
 
         A message that was routed to several queues is a separate call in each of them, and each
-        call must run: the copies are not deliveries of one message. Their common claim ends when
-        the first copy arrives.
+        call must run: the copies are not deliveries of one message. Their common claim, and their
+        common place in the queue of their key, end when the first copy arrives.
         """
         origin = find_origin(self.app, exchange, routing_key)
         if origin is None:
@@ -119,10 +123,12 @@ class SingletonRequestMixin:
         if not is_shared:
             return
         discard_claim(self)
+        queue_place.discard(self.app, message, "fanout")
         header = dict(header_of(message, str(self.id)))
         if not header:
             message[UNNAMED_KEY] = True
         header.pop("claim", None)
+        header.pop("queue", None)
         header |= {"id": str(self.id), "call": call_in_queue(call_of(header), queue)}
         message[HEADER] = header
 
@@ -131,6 +137,10 @@ class SingletonRequestMixin:
         discarded = bool(super().revoked())  # type: ignore[misc]
         if discarded:
             discard_claim(self)
+            # Celery has noted the id of an expired message as a revoked one.
+            is_expired = self.maybe_expire()  # type: ignore[attr-defined]
+            reason = "expired" if is_expired else "revoked"
+            queue_place.discard(self.app, self.request_dict, reason)
         return discarded
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
@@ -150,12 +160,15 @@ class SingletonRequestMixin:
         if isinstance(exc, (WorkerLostError, Terminated, SystemExit)):
             # billiard 4.3 reports an exit slightly before the process ends. Then the death is not
             # proven, and the ttl frees the key.
+            comes_back = is_requeued(self, exc)
             if self.worker_pid is not None and not is_alive(self.worker_pid):
-                settle_leases(self, None, is_requeued(self, exc))
+                settle_leases(self, None, comes_back)
             elif self.task.acks_late:
                 # A body that ended by SystemExit has settled its lease, but did not know whether
                 # Celery requeues the message. A body that continues keeps its claim.
-                settle_claim(self, is_requeued(self, exc))
+                settle_claim(self, comes_back)
+            if not comes_back:
+                queue_place.discard(self.app, self.request_dict, "lost")
         super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
 
 

@@ -14,8 +14,9 @@ writer at a time:
 
 * the child's deadline: the deadline of the child's own renewals;
 * the parent's deadline: the deadline of the parent's renewals;
-* the report: whether an event has reported the grant, written by the child, or the end, written by
-  the parent; or that another child frees the lease of this one, which is dead;
+* the report: written by the child, that an event has reported the grant; by the parent, that an
+  event has reported the end; or by another child, that it frees the lease of this child, which is
+  dead;
 * the text: keys, token and claim, written by the child.
 
 The lease's deadline is the later of the two. There are no locks, because a child that is killed
@@ -373,10 +374,11 @@ _NO_NOTES: Final[tuple[dict[str, SharedLease], deque[int]]] = ({}, deque())
 
 
 def _free_note(notes: dict[str, SharedLease], free: deque[int]) -> int | None:
-    """The offset of a note for a new lease. If none is free, the oldest closed note is reused.
+    """The offset of a note for a new lease; None: there is none.
 
-    A closed note is of a lease whose release has failed: its ttl frees the key. Or it is of an
-    acquire under way, if the child has more leases than notes. That lease has no note then.
+    If no note is free, the oldest one that is in use but closed is taken. Its lease has ended
+    without a confirmed release, so the ttl frees that key. Or, in a child with more leases than
+    notes, its lease is about to be acquired; then that lease goes without a note.
     """
     try:
         return free.popleft()

@@ -13,8 +13,8 @@ Guarantees
     for longer than one timeout.
 
 Non-guarantees
-    Requests beyond `_MOST_WAITING` are not taken. What waits when the worker ends is left to the
-    ttl, after a second (`flush`).
+    Requests beyond `_MOST_WAITING` are not taken. The worker's end waits for the requests for a
+    second (`flush`), and leaves the rest to the ttl.
 
 Failure handling
     A request without a reply goes to the end of the queue, and no further one is sent for a second.
@@ -38,6 +38,8 @@ from .fork_locks import FORK_LOCKS
 
 logger = logging.getLogger("celery_singleton_lock")
 
+#: Seconds to wait for a reply. The parent serves all of its children and must not wait longer.
+TIMEOUT: Final = 1.0
 # Seconds from a request that the store did not answer to the next one.
 _PAUSE_AFTER_SILENCE: Final = 1.0
 _MOST_WAITING: Final = 1000
@@ -155,3 +157,53 @@ class StoreQueue:
                         self._clock.sleep(max(0.0, self._retry_at - self._clock.now()))
             finally:
                 self._start.release()
+
+
+def ask(
+    store: Store,
+    what: str,
+    ttl: float,
+    request: Callable[[Store], object],
+    on_error: Callable[[object], None] = lambda why: None,
+) -> None:
+    """Send ``request``, or pass it to the `StoreQueue` if the store does not answer. Never raises.
+
+    If the store does not answer, the parent waits for it once, not for each lease of each dead
+    child.
+
+    Args:
+        store: The store for this thread.
+        what: Text for the log.
+        ttl: Seconds until the lease or claim expires in the store.
+        request: Sends it to its argument, a store.
+        on_error: Called if there is no reply now, with the reason.
+    """
+    queue = StoreQueue.running
+    why: object = "too many others wait for the store"
+    if queue is None or not queue.is_silent:
+        try:
+            request(store)
+            return
+        except StoreError as exc:
+            if queue is not None and isinstance(exc, StoreUnavailable):
+                logger.warning("singleton: %s; freed when the store answers again (%s)", what, exc)
+                on_error(exc)
+                queue.put(request, ttl, unanswered=True)
+                return
+            why = exc
+    elif queue.put(request, ttl):
+        on_error("others wait for the store")
+        return
+    on_error(why)
+    logger.warning(
+        "singleton: %s; it could not be freed (%s), and expires in %g s. To free it at once: "
+        "celery -A ... singleton release",
+        *(what, why, ttl),
+    )
+
+
+def ask_later(store: Store, what: str, ttl: float, request: Callable[[Store], object]) -> None:
+    """Pass ``request`` to the `StoreQueue`: nothing waits for its reply. See `ask`."""
+    queue = StoreQueue.running
+    if queue is None or not queue.put(request, ttl):
+        ask(store, what, ttl, request)

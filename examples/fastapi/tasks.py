@@ -25,6 +25,7 @@ app.conf.broker_connection_retry_on_startup = True
     key="customer:{customer_id}",
     unique="until_done",
     acks_late=True,
+    reject_on_worker_lost=True,
     ttl=30,
 )
 def build(customer_id: int, months: int = 3) -> str:

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from celery.backends.asynchronous import E_RETRY_LIMIT_EXCEEDED
 from celery.result import AsyncResult
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import JSONResponse
@@ -67,3 +68,11 @@ async def busy(request: Request, error: LockConflict) -> JSONResponse:
 async def unavailable(request: Request, error: Exception) -> JSONResponse:
     """The lease is lost; or the lock store, the broker or the result backend does not answer."""
     return JSONResponse({"detail": "try again later"}, 503, {"Retry-After": "2"})
+
+
+@web.exception_handler(RuntimeError)
+async def unavailable_results(request: Request, error: RuntimeError) -> JSONResponse:
+    """Celery has not reached the result backend again, which it names only in the text."""
+    if str(error) != E_RETRY_LIMIT_EXCEEDED:
+        raise error
+    return await unavailable(request, error)

@@ -8,12 +8,18 @@ import re
 import shlex
 import socket
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
+from celery_singleton_lock.core.events import EventName
+from example_project.private_server import free_port
+from tests.harness.deliveries import wait_until
+from tests.harness.keys import EVERY_NAME
 from tests.harness.pages import block_with, blocks
 from tests.harness.processes import ROOT, Process
 
@@ -21,6 +27,7 @@ PAGE = (ROOT / "docs/how-to/containers.md").read_text()
 TUTORIAL = (ROOT / "docs/tutorials/first-lock.md").read_text()
 [IMAGE] = blocks(PAGE, "dockerfile")
 WORKER, BEAT = blocks(PAGE, "yaml")
+_, SERVE = blocks((ROOT / "docs/reference/monitoring.md").read_text(), "yaml")
 START = Callable[..., Process]
 
 
@@ -82,7 +89,7 @@ def test_a_worker_answers_its_probe_until_it_ends_and_leaves_no_key(
     worker.terminate()
     assert worker.wait() == 0
     assert any("succeeded" in line for line in worker.lines), worker.log
-    assert not redis_client.keys("csl:*account:42")
+    assert not redis_client.keys(f"{EVERY_NAME}account:42")
     ended = start(*probe)
     assert ended.wait() != 0, ended.log
 
@@ -96,9 +103,36 @@ def test_the_other_beat_leads_when_the_leader_is_stopped(start: START, tmp_path:
     ]
     assert words not in beats
     leader = start(*beats[0])
-    leader.wait_for_log("singleton leading")
+    leader.wait_for_event(EventName.LEADING)
     other = start(*beats[1])
-    other.wait_for_log("singleton standing-by")
+    other.wait_for_event(EventName.STANDING_BY)
     leader.terminate()
     assert leader.wait() == 0
-    other.wait_for_log("singleton leading")
+    other.wait_for_event(EventName.LEADING)
+
+
+@pytest.mark.slow
+def test_the_server_answers_its_probe_the_service_and_the_service_monitor(
+    start: START, redis_url: str
+) -> None:
+    words, port = command(SERVE), str(free_port())
+    start("celery", "-A", "tasks", "worker", "-l", "INFO", "-E").wait_for_log("ready")
+    start(*words, "--port", port).wait_for_log(r"^http://0\.0\.0\.0:")
+    [probe] = re.findall(r"httpGet: \{path: (\S+), port: http\}", SERVE)
+    [scraped] = re.findall(r"port: http, path: (\S+), interval", SERVE)
+    [service] = re.findall(r"kind: Service\nmetadata:\n  name: (\w+)", SERVE)
+    assert words[words.index("--allowed-host") + 1] == service
+    assert set(re.findall(r"(?:containerPort|port): (\d+)", SERVE)) == {"9876"}
+
+    def status(path: str, host: str) -> int:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Host": host})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    wait_until(lambda: status(probe, "10.0.0.7:9876") == 200, "it is ready")
+    assert status(scraped, "10.0.0.7:9876") == 200
+    assert status("/", f"{service}:9876") == 200
+    assert status("/", "another:9876") == 421

@@ -58,9 +58,11 @@ def test_the_monitor_prints_the_events_of_a_worker(
 
     try:
         wait_until(is_shown, "the monitor prints events")
-        monitor.wait_for_log(r"^singleton-counts \[\['acquired', 'tasks.sync', [\d.]+, 1\].* None$")
         monitor.wait_for_log(
-            r"^singleton-counts \[.*\['released', 'tasks.sync', [\d.]+, 1\].* None$"
+            rf"^singleton-counts \[\['{EventName.ACQUIRED}', 'tasks.sync', [\d.]+, 1\].* None$"
+        )
+        monitor.wait_for_log(
+            rf"^singleton-counts \[.*\['{EventName.RELEASED}', 'tasks.sync', [\d.]+, 1\].* None$"
         )
     finally:
         monitor.end()

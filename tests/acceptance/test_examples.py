@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from celery_singleton_lock.core.events import EventName
 from example_project.private_server import PrivateServer, free_port
 from tests.acceptance.test_readme import ROOT, blocks
 from tests.conftest import missing
@@ -137,11 +138,13 @@ def test_the_django_project(project: Callable[[str], Project], redis_client: red
     damage = "from shop.models import Listing; Listing.objects.update(stock=0)"
     often = "from django_celery_beat.models import *; IntervalSchedule.objects.update(every=1)"
     shop.run(sys.executable, "manage.py", "shell", "-c", f"{damage}\n{often}")
-    leader = shop.start("celery -A shop beat", until="singleton leading")
-    standby = shop.start("celery -A shop beat", until="singleton standing-by")
+    leader = shop.start("celery -A shop beat", until="beat: Starting")
+    leader.wait_for_event(EventName.LEADING)
+    standby = shop.start("celery -A shop beat", until="beat: Starting")
+    standby.wait_for_event(EventName.STANDING_BY)
     shop.step(show, '{"stock": 5, "listed": 5}', repeats=True)
     leader.terminate()
-    standby.wait_for_log("singleton leading")
+    standby.wait_for_event(EventName.LEADING)
 
 
 def test_the_fastapi_project(project: Callable[[str], Project]) -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import redis
 
-from tests.harness.pages import Page
+from tests.harness.deliveries import wait_until
+from tests.harness.etcd import EtcdCluster
+from tests.harness.pages import Page, block_with, run
 from tests.harness.processes import ROOT
 from tests.harness.worker import CeleryWorker
 
@@ -107,6 +111,74 @@ def test_flask_keeps_its_context_and_shares_the_lock(
     page = Page("how-to/flask.md", tmp_path, redis_url).write()
     worker("shop:celery_app")
     page.check()
+
+
+@pytest.mark.slow
+def test_a_worker_killed_after_its_result_causes_no_second_run(
+    tmp_path: Path, redis_url: str, worker: Callable[..., CeleryWorker]
+) -> None:
+    page = (ROOT / "docs/how-to/killed.md").read_text()
+    settings = block_with(page, "worker_deduplicate_successful_tasks").replace("600", "2")
+    (tmp_path / "late.py").write_text(
+        "import os, pathlib, signal\nfrom celery import Celery\n"
+        "from celery.signals import task_success\n"
+        "from celery_singleton_lock import singleton_task\n"
+        f"app = Celery('late', broker={redis_url!r}, backend={redis_url!r})\n{settings}"
+        "killed = pathlib.Path(__file__).with_name('killed')\n\n"
+        "@singleton_task(app=app, ttl=1, acks_late=True, reject_on_worker_lost=True)\n"
+        "def work() -> None:\n    print('body runs')\n\n"
+        "@task_success.connect\n"
+        "def die(**_):\n"
+        "    if not killed.exists():\n"
+        "        killed.touch()\n"
+        "        os.killpg(os.getpgid(0), signal.SIGKILL)\n"
+    )
+    first = worker("late", concurrency=1, wait=False)
+    called = run("-c", "import late; late.work.delay()", folder=tmp_path)
+    assert called.returncode == 0, called.stderr
+    first.wait()
+    with redis.Redis.from_url(redis_url) as broker:  # a worker's start looks for what is due
+
+        def is_due() -> bool:
+            return bool(broker.zcount("unacked_index", 0, time.time() - 2))
+
+        wait_until(is_due, "the message of the killed worker is due")
+    second = worker("late", concurrency=1, wait=False)
+    second.wait_for_log("already completed")
+    assert "body runs" not in second.log
+
+
+@pytest.mark.slow
+def test_a_testcase_of_django_needs_no_server(tmp_path: Path) -> None:
+    nowhere = "redis://127.0.0.1:1/0"
+    for name in ("how-to/django.md", "how-to/testing.md"):
+        Page(name, tmp_path, nowhere).write()
+    for package in ("proj", "shop"):
+        (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "proj/__init__.py").write_text("from .celery import app as celery_app\n")
+    with (tmp_path / "proj/settings.py").open("a") as settings:
+        settings.write(
+            "SECRET_KEY = 'x'\nINSTALLED_APPS = ['shop']\n"
+            "DATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3'}}\n"
+            "DATABASES['default']['NAME'] = ':memory:'\n"
+        )
+    command = ["-m", "django", "test", "shop", "--settings", "proj.settings"]
+    path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = run(*command, folder=tmp_path, env=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Ran 2 tests" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_outbox_is_drained_in_order_with_locks_in_etcd(
+    tmp_path: Path, redis_url: str, etcd: EtcdCluster, worker: Callable[..., CeleryWorker]
+) -> None:
+    page = Page("how-to/outbox.md", tmp_path, redis_url, locks=etcd.url(tmp_path.name)).write()
+    drains = worker("outbox", concurrency=4, cwd=tmp_path)
+    page.check()
+    drained = re.findall(r"(ann|bob): change (\d+)", drains.log)
+    for account in ("ann", "bob"):
+        assert [int(n) for name, n in drained if name == account] == list(range(20))
 
 
 def test_every_python_block_of_the_pages_compiles() -> None:

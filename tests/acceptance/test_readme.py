@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.errors import DOCS
+from tests.harness.log import events_in
 from tests.harness.pages import block_with, blocks, run
 from tests.harness.processes import ROOT
 from tests.harness.worker import CeleryWorker
@@ -49,10 +51,10 @@ def test_the_first_example_prints_what_the_readme_says(example: Path) -> None:
 
 @pytest.fixture
 def catalog(example: Path, redis_url: str, worker: Callable[..., CeleryWorker]) -> str:
-    """The whole session of docs/reference/uniqueness.md; a worker runs its catalog.py."""
-    page = re.sub(
-        r"redis://localhost:6379/\d", redis_url, (ROOT / "docs/reference/uniqueness.md").read_text()
-    )
+    """The whole session about unique calls, of two pages; a worker runs its catalog.py."""
+    pages = [ROOT / f"docs/reference/{name}.md" for name in ("uniqueness", "debounce")]
+    text = "\n".join(page.read_text() for page in pages)
+    page = re.sub(r"redis://localhost:6379/\d", redis_url, text)
     (example / "catalog.py").write_text(block_with(page, "# catalog.py"))
     worker("catalog", concurrency=4)
     return "\n".join(block for block in blocks(page) if ">>>" in block)
@@ -111,17 +113,16 @@ def test_the_schedule_of_the_page_publishes_one_tick_while_it_is_queued_or_runni
         assert beat.stderr is not None
         lines = []
         try:
-            while sum("singleton duplicate" in line for line in lines) < 3:
+            while len(list(events_in(lines, EventName.DUPLICATE, outcome="return_existing"))) < 3:
                 lines.append(beat.stderr.readline())
                 assert lines[-1], "".join(lines)
         finally:
             beat.terminate()
-    assert any("outcome=return_existing" in line for line in lines)
 
 
 def test_the_examples_of_users_tests_pass(example: Path) -> None:
     page = (ROOT / "docs/how-to/testing.md").read_text()
-    found = [block for block in blocks(page) if "def test_" in block]
+    found = [block for block in blocks(page) if "\ndef test_" in block]
     for number, code in enumerate(found):
         (example / f"test_example_{number}.py").write_text(code)
     done = run("-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:xdist", ".", folder=example)
@@ -154,11 +155,12 @@ def held(example: Path) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("held")
 def test_the_commands_that_look_at_locks_work_as_printed(example: Path) -> None:
+    # The page's `proj` stands for the module of the app, here the README's.
     commands = [
-        line.split()[1:]
+        line.replace("-A proj", "-A tasks").split()[1:]
         for block in blocks((ROOT / "docs/reference/operations.md").read_text(), "")
         for line in block.splitlines()
-        if line.startswith("celery -A tasks singleton")
+        if line.startswith("celery -A proj singleton")
     ]
     assert [command[3] for command in commands] == ["ls", "show", "explain", "release", "doctor"]
     outputs = {

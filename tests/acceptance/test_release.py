@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 import celery_singleton_lock
 from celery_singleton_lock.errors import DOCS
 from tests.acceptance.test_package import PACKAGE, run, source_files
 from tests.ci.__main__ import SLOW_PARTS
 from tests.conftest import missing
+from tests.harness import matrix
 from tests.harness.processes import ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -44,9 +46,13 @@ def texts(source: str) -> Iterator[str]:
                 yield part.value
 
 
-def test_the_changelog_begins_with_this_version_and_its_date() -> None:
+def test_the_changelog_begins_with_this_version_and_its_date_or_with_what_is_not_released() -> None:
     [version, day] = re.findall(r"^## \[(\d.*)\] - (.*)$", CHANGELOG, flags=re.MULTILINE)[0]
-    assert version == celery_singleton_lock.__version__
+    if ".dev" in celery_singleton_lock.__version__:
+        assert CHANGELOG.index("## [Unreleased]") < CHANGELOG.index(f"## [{version}]")
+        assert Version(version) < Version(celery_singleton_lock.__version__)
+    else:
+        assert version == celery_singleton_lock.__version__
     assert date.fromisoformat(day) <= date.today()
     assert "### Upgrading from 0.1" in CHANGELOG
 
@@ -131,6 +137,14 @@ def test_the_matrix_has_every_version_that_is_supported() -> None:
     assert "celery/celery@main" in WORKFLOWS["nightly.yml"]
 
 
+def test_the_page_shows_the_versions_that_are_tested() -> None:
+    assert matrix.PAGE.read_text() == matrix.page_with_tables(), f"run: {matrix.COMMAND}"
+    shown = matrix.tables()
+    for row in matrix.rows():
+        assert row["server"].rpartition("@")[2] in shown
+    assert len(matrix.rows()) == 8, "four Pythons, and four rows of their own"
+
+
 def test_the_workflows_call_targets_that_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     commands = re.findall(r"run: make ([\w-]+)", "".join(WORKFLOWS.values()))
@@ -141,7 +155,7 @@ def test_the_workflows_call_targets_that_exist() -> None:
 
 def test_the_workflow_takes_every_part_of_the_slow_rest_and_a_release_needs_them() -> None:
     (listed,) = re.findall(r"part: \[(.*)\]", CI)
-    assert [int(number) for number in listed.split(",")] == list(range(1, SLOW_PARTS + 3))
+    assert [int(number) for number in listed.split(",")] == list(range(1, SLOW_PARTS + 4))
     assert "needs: [ci, build]" in WORKFLOWS["release.yml"]
 
 

@@ -6,10 +6,12 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from celery_singleton_lock.core.events import EventName
 from tests.harness.pages import Page, run
 from tests.harness.processes import ROOT
 from tests.harness.worker import CeleryBeat, CeleryWorker
@@ -29,7 +31,7 @@ def test_the_first_lock_goes_as_printed(
     *before, long, after = page.sessions
     first = worker("tasks", concurrency=4)
     page.check(*before, long)
-    first.wait_for_log("singleton conflict: .* outcome=skip")
+    first.wait_for_event(EventName.CONFLICT, outcome="skip")
     first.wait_for_log("account 42: body starts", since=len(first.lines) - 3)
     for command in page.commands("celery -A tasks singleton"):
         shown = run("-m", *command, folder=tmp_path)
@@ -38,7 +40,43 @@ def test_the_first_lock_goes_as_printed(
     first.wait()
     second = worker("tasks", concurrency=4)
     page.check(after)
-    second.wait_for_log("singleton freed: .*its process no longer exists on this host")
+    second.wait_for_event(EventName.FREED, reason="its process no longer exists")
+
+
+def test_one_account_at_a_time_goes_as_printed(
+    tmp_path: Path, redis_url: str, worker: Callable[..., CeleryWorker]
+) -> None:
+    page = Page("tutorials/in-order.md", tmp_path, redis_url).write()
+    [queue, _] = page.commands("celery -A transfers singleton queue")
+    first = worker("transfers", concurrency=4, wait=False)
+    with ThreadPoolExecutor(1) as executor:
+        session = executor.submit(page.check)
+        first.wait_for_log("ann 4 begins")
+        before = run("-m", *queue, folder=tmp_path).stdout
+        # Not between two calls: it may have the message of the next one, which then waits longer.
+        first.wait_for_log(r"ann \d+ begins", since=len(first.lines))
+        first.kill_group()
+        after = run("-m", *queue, folder=tmp_path).stdout
+        second = worker("transfers", concurrency=4, wait=False)
+        session.result()
+    assert "running" in before
+    assert after.count("waiting") > 10
+    printed = [re.findall(r"(ann|bob) (\d+) (begins|ends)", one.log) for one in (first, second)]
+    assert len({name for name, *_ in printed[0][:3]}) == 2, "the accounts run in parallel"
+    bobs, anns = (
+        [
+            (int(number), what)
+            for of_worker in printed
+            for name, number, what in of_worker
+            if name == one
+        ]
+        for one in ("bob", "ann")
+    )
+    assert bobs == [(number, what) for number in range(1, 4) for what in ("begins", "ends")]
+    interrupted = printed[1][0]
+    assert interrupted == printed[0][-1], "it begins again"
+    anns.remove((int(interrupted[1]), "begins"))
+    assert anns == [(number, what) for number in range(1, 24) for what in ("begins", "ends")]
 
 
 def test_two_beats_send_no_tick_twice(
@@ -50,15 +88,15 @@ def test_two_beats_send_no_tick_twice(
     page = Page("tutorials/beat.md", tmp_path, redis_url).write()
     consumer = worker("reports")
     one = beat("reports", scheduler="singleton", wait=False)
-    one.wait_for_log("singleton leading")
+    one.wait_for_event(EventName.LEADING)
     two = beat("reports", scheduler="singleton", wait=False)
-    two.wait_for_log("singleton standing-by")
+    two.wait_for_event(EventName.STANDING_BY)
     one.wait_for_log("Sending due task report")
     [command] = page.commands("celery -A reports singleton")
     assert f"pid: {one.pid}" in run("-m", *command, folder=tmp_path).stdout
     consumer.wait_for_log("report of 2")
     os.kill(one.pid, signal.SIGKILL)
-    two.wait_for_log("singleton leading")
+    two.wait_for_event(EventName.LEADING)
     since = len(two.lines)
     two.wait_for_log("Sending due task report", since=since)
     consumer.wait_for_log("report of 2", since=len(consumer.lines))

@@ -17,6 +17,7 @@ from uuid import uuid4
 import pytest
 
 from celery_singleton_lock import hold
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.journal import overlaps
 from tests.harness.processes import Process
@@ -165,7 +166,7 @@ def test_calls_that_conflict_run_as_often_as_in_plain_celery(
         others = stage.publish(*[(task, [key], {})] * 3)
         if task == "patient":
             for other in others:
-                worker.wait_for_log(rf"put-back: \S*\[{other}\] .*sequence=2|dropped: .*{other}")
+                worker.wait_for_event(EventName.PUT_BACK, task_id=other, sequence=2)
         stage.open(key)
         for each in (first, *others):
             stage.result(each)
@@ -180,8 +181,8 @@ def test_work_that_is_put_back_after_a_lost_lease_runs_again(
     stage.journal.wait_for_starts(1, key=name)
     Runtime.of(stage.app.app).store.free(stage.app.late.lock_key(name), None)
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
-        worker.wait_for_log(rf"put-back: \S*\[{task_id}\] .*reason=.lease lost")
-        worker.wait_for_log(rf"put-back: \S*\[{task_id}\] .*reason=.started|dropped: .*{task_id}")
+        worker.wait_for_event(EventName.PUT_BACK, task_id=task_id, reason="lease lost")
+        worker.wait_for_event(EventName.PUT_BACK, task_id=task_id, reason="started")
     stage.open(name)
     assert stage.result(task_id) == name
     assert stage.ran(name) == [task_id] * 2
@@ -221,7 +222,7 @@ def test_a_copy_has_all_headers_of_its_message(
 ) -> None:
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
         [task_id] = stage.publish(("patient", [name], {"headers": {"tenant": "t"}}))
-        worker.wait_for_log(rf"put-back: \S*\[{task_id}\] .*sequence=2")
+        worker.wait_for_event(EventName.PUT_BACK, task_id=task_id, sequence=2)
     assert stage.result(task_id) == name
     [start] = stage.starts(name)
     assert start.data["tenant"][:2] == ["t", "t"]

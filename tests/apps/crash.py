@@ -4,7 +4,7 @@ A body ends when the test opens its gate, so that a test decides what happens in
 for it to have happened, whatever the speed of the machine.
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, PREFIX, TTL, MARKER_TTL,
-VISIBILITY_TIMEOUT, QUEUE_TYPE and UNKNOWN_PROCESS if wanted.
+VISIBILITY_TIMEOUT, HEARTBEAT, QUEUE_TYPE and UNKNOWN_PROCESS if wanted.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ if "VISIBILITY_TIMEOUT" in os.environ:
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
     }
+if "HEARTBEAT" in os.environ:
+    app.conf.broker_heartbeat = float(os.environ["HEARTBEAT"])
 if "QUEUE_TYPE" in os.environ:
     quorum = os.environ["QUEUE_TYPE"] == "quorum"
     # Native delayed delivery (quorum queues) routes by patterns.
@@ -108,6 +110,20 @@ def late(self: Task, key: str, gate_name: str) -> str:
 @singleton_task(app=app, bind=True, key="{key}", ttl=60, acks_late=True, reject_on_worker_lost=True)
 def requeued(self: Task, key: str, gate_name: str) -> str:
     """Its ttl is longer than any test waits: what frees the key earlier is not the ttl."""
+    return occupy(self, key, gate_name)
+
+
+@singleton_task(
+    app=app,
+    bind=True,
+    key="{key}",
+    ttl=60,
+    default_retry_delay=0,
+    max_retries=1,
+    retry_on_worker_lost=True,
+)
+def lost_once(self: Task, key: str, gate_name: str) -> str:
+    """Acknowledged before the body. The option is Celery's, from 5.7 on."""
     return occupy(self, key, gate_name)
 
 

@@ -79,6 +79,11 @@ def late(self: Any, name: str, gate: str | None = None) -> None:
     occupy(self, name, gate)
 
 
+@singleton_task(app=app, bind=True, key="{name}", on_conflict="queue")
+def queued(self: Any, name: str, gate: str | None = None) -> None:
+    occupy(self, name, gate)
+
+
 @singleton_task(app=app, bind=True, key="{name}", on_conflict="wait")
 def waiting(self: Any, name: str, gate: str | None = None) -> None:
     occupy(self, name, gate)

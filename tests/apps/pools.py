@@ -34,6 +34,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.core import heartbeat, native
 from celery_singleton_lock.core.alarm import _LockAlarm
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.core.observers import ObserverThread
@@ -196,7 +197,7 @@ def _block(event: Any = None, **_: Any) -> None:
 
 class _BlockingHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "singleton_event", "") == "lease-lost":
+        if getattr(record, "singleton_event", "") == EventName.LEASE_LOST:
             _block()
 
 

@@ -31,6 +31,8 @@ from tests.harness.journal import Journal
 ROOT = str(Path(celery_singleton_lock.__file__).parents[1])
 TTL = float(os.environ.get("TTL", "30"))
 SOON = OnConflict.retry(0.1, 0.4, None)
+#: The deployed version does not know of queues.
+IN_ORDER = OnConflict.queue() if hasattr(OnConflict, "queue") else SOON
 
 app = Celery("rolling", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
 app.conf.update(
@@ -142,6 +144,16 @@ def retry_once(task: Any, name: str, again_on: str, countdown: float) -> str:
     if task.request.retries == 0:
         raise task.retry(countdown=countdown, queue=again_on)
     return ran_on
+
+
+@singleton_task(**{**SHARED, "scope": "in order"}, on_conflict=IN_ORDER)
+def queued(self: Any, name: str, gate: str | None = None) -> str:
+    return body(self, name, gate)
+
+
+@singleton_task(**{**SHARED, "scope": "in order"}, on_conflict=IN_ORDER, acks_late=True)
+def queued_late(self: Any, name: str, gate: str | None = None) -> str:
+    return body(self, name, gate)
 
 
 # Keys, of which both versions have to make the same.

@@ -33,7 +33,7 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation
-from celery_singleton_lock.message.header import HEADER, Delivery
+from celery_singleton_lock.message.header import Delivery
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.run import TaskRun
 from tests.apps.gate import Gate
@@ -189,8 +189,9 @@ def patient(
 ) -> int:
     """Put back on a conflict; returns the user's retry count."""
     described = json.loads(dumps(describe(self.request)))
-    ours = vars(self.request).get(HEADER)
-    with body(self, name, request=described, ours=ours, more=repr(more)):
+    delivery = Delivery.of(self.request)
+    ours = {"copies": delivery.sequence, "options": json.loads(dumps(delivery.options))}
+    with body(self, name, request=described, more=repr(more), **ours):
         pass_gate(gate)
         if retry_once and self.request.retries == 0:
             raise self.retry(countdown=0, max_retries=1)

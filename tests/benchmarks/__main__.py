@@ -6,15 +6,17 @@ import argparse
 import sys
 from typing import Any, Final
 
-from tests.benchmarks import handoff, stores
+from tests.benchmarks import handoff, instructions, stores
 from tests.benchmarks.events import command as events
+from tests.benchmarks.key_queue import command as key_queue
 from tests.benchmarks.micro import command as micro
 from tests.benchmarks.publishing import command as publishing
 from tests.benchmarks.worker import command as worker
 
 _BENCHMARKS: Final[dict[str, Any]] = {
-    **{"stores": stores, "handoff": handoff, "worker": worker, "events": events},
-    **{"publishing": publishing, "micro": micro},
+    **{"stores": stores, "handoff": handoff, "queue": key_queue, "worker": worker},
+    **{"events": events},
+    **{"publishing": publishing, "micro": micro, "instructions": instructions},
 }
 
 

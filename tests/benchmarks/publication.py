@@ -1,4 +1,4 @@
-"""Where results go: a section of docs/benchmarks.md, the same as data, and pictures beside it."""
+"""Where results go: a section of a page, the same as data, and pictures beside it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,27 @@ from tests.benchmarks.plots import Chart, draw
 from tests.benchmarks.section import replace_section
 from tests.harness.processes import ROOT
 
-__all__ = ["publish"]
+__all__ = ["publish", "published"]
 
 _PAGE: Final = ROOT / "docs" / "benchmarks.md"
+#: For contributors alone.
+_OTHER_PAGES: Final = {"instructions": ROOT / "docs" / "explanation" / "architecture.md"}
 _DIRECTORY: Final = ROOT / "docs" / "benchmarks"
+
+
+def published(name: str) -> Any:
+    """The data that the last run of the benchmark ``name`` has left; None if there are none."""
+    path = _DIRECTORY / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def publish(name: str, text: str, data: Any, charts: list[Chart]) -> None:
     """Replace what an earlier run of the benchmark ``name`` has left, and say what was written."""
     _DIRECTORY.mkdir(exist_ok=True)
-    for chart in charts:
-        text += f"\n![{chart.title}]({_DIRECTORY.name}/{chart.name}.svg)\n"
-    written = [_PAGE, _DIRECTORY / f"{name}.json"]
-    written[0].write_text(replace_section(_PAGE.read_text(), name, text))
+    pictures = [f"![{chart.title}]({_DIRECTORY.name}/{chart.name}.svg)" for chart in charts]
+    text = "\n\n".join([*pictures, text.strip()])
+    written = [_OTHER_PAGES.get(name, _PAGE), _DIRECTORY / f"{name}.json"]
+    written[0].write_text(replace_section(written[0].read_text(), name, text))
     written[1].write_text(json.dumps(data, indent=2) + "\n")
     for chart in charts:
         written += draw(chart, _DIRECTORY)

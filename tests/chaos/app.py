@@ -1,24 +1,32 @@
 """The app of a campaign: one sort of task for each way in which a job may end.
 
 Its environment: BROKER_URL, RESULT_URL, LOCK_URL; TTL, VISIBILITY_TIMEOUT and SOFT_SHUTDOWN,
-seconds; CHAOS_HISTORY, the directory of the history; CHAOS_RESOURCE_COMPARES, 0 for a resource that
-takes all writes; CHAOS_OBSERVER, seconds that a receiver of ``lease_lost`` takes;
-CHAOS_BROKEN, the part of the lock that is broken on purpose (tests.chaos.broken).
+seconds; CHAOS_HISTORY, the directory of the history; CHAOS_STORE, the name of the store's promise;
+CHAOS_RESOURCE_COMPARES, 0 for a resource that takes all writes; CHAOS_OBSERVER, seconds that a
+receiver of ``lease_lost`` takes; CHAOS_BROKEN, the part of the lock that is broken on purpose
+(tests.chaos.broken).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from celery import Celery, signals
+from celery.exceptions import Reject
 from kombu.transport import redis as transport
 
 from celery_singleton_lock import (
+    LeaseLost,
+    LockConflict,
     OnConflict,
+    StoreError,
+    hold,
     is_skipped,
     lease_acquired,
     lease_conflict,
@@ -29,10 +37,13 @@ from celery_singleton_lock import (
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.message.header import HEADER, Delivery
 from tests.chaos import broken
-from tests.chaos.body import LeaseGuard, run_body
+from tests.chaos.bodies import LIMITS
+from tests.chaos.body import LeaseGuard, run_async_body, run_body
 from tests.chaos.history import VARIABLE, History
+from tests.chaos.promises import PROMISES, STORE
 from tests.chaos.restarts import TTL as LASTING_TTL
 from tests.chaos.stacks import dump_on_signal
+from tests.harness.hints import hasten_hints
 
 TTL = float(os.environ["TTL"])
 
@@ -88,25 +99,49 @@ def waiting(self: Any, key: str, steps: int, seconds: float) -> str:
     return run_body(self, LeaseGuard.current(), key, steps, seconds)
 
 
-@singleton_task(**SHARED, acks_late=True, on_conflict=OnConflict.cancel_running(0.2, timeout=10))
-def latest(self: Any, key: str, steps: int, seconds: float) -> str:
-    """Cancelled by a newer call; else it has to succeed, or fails if it has not begun in time."""
+@singleton_task(
+    **{**SHARED, "scope": "chaos-limit"},
+    acks_late=True,
+    on_conflict=RETRY,
+    limit=LIMITS["limited"],
+)
+def limited(self: Any, key: str, steps: int, seconds: float) -> str:
+    """As `late`, but two at a time; its leases have no fence."""
     return run_body(self, LeaseGuard.current(), key, steps, seconds)
 
 
-NEWEST: dict[str, Any] = {**SHARED, "acks_late": True, "on_conflict": RETRY}
+if PROMISES[os.environ.get(STORE, "redis")].orders_calls:
 
+    @singleton_task(
+        **SHARED, acks_late=True, on_conflict=OnConflict.cancel_running(0.2, timeout=10)
+    )
+    def latest(self: Any, key: str, steps: int, seconds: float) -> str:
+        """Cancelled by a newer call; else as `late`, but it fails if it has not begun in time."""
+        return run_body(self, LeaseGuard.current(), key, steps, seconds)
 
-@singleton_task(**NEWEST, unique="until_start", on_duplicate="replace")
-def newest(self: Any, key: str, steps: int, seconds: float, call: int = 0) -> str:
-    """Runs with the arguments of the newest call that was answered with its message."""
-    return run_body(self, LeaseGuard.current(), key, steps, seconds, call=call)
+    QUEUE: dict[str, Any] = {**SHARED, "scope": "chaos-queue", "on_conflict": "queue"}
 
+    @singleton_task(**QUEUE, acks_late=True)
+    def queued(self: Any, key: str, steps: int, seconds: float) -> str:
+        """Runs in the order of the calls of its key: has to succeed, whatever happens."""
+        return run_body(self, LeaseGuard.current(), key, steps, seconds)
 
-@singleton_task(**NEWEST, debounce=0.3, debounce_max=1.5)
-def debounced(self: Any, key: str, steps: int, seconds: float, call: int = 0) -> str:
-    """The same, a moment after that call."""
-    return run_body(self, LeaseGuard.current(), key, steps, seconds, call=call)
+    @singleton_task(**QUEUE)
+    def queued_early(self: Any, key: str, steps: int, seconds: float) -> str:
+        """The same, but acknowledged before the body: begins once."""
+        return run_body(self, LeaseGuard.current(), key, steps, seconds)
+
+    NEWEST: dict[str, Any] = {**SHARED, "acks_late": True, "on_conflict": RETRY}
+
+    @singleton_task(**NEWEST, unique="until_start", on_duplicate="replace")
+    def newest(self: Any, key: str, steps: int, seconds: float, call: int = 0) -> str:
+        """Runs with the arguments of the newest call that was answered with its message."""
+        return run_body(self, LeaseGuard.current(), key, steps, seconds, call=call)
+
+    @singleton_task(**NEWEST, debounce=0.3, debounce_max=1.5)
+    def debounced(self: Any, key: str, steps: int, seconds: float, call: int = 0) -> str:
+        """The same, a moment after that call."""
+        return run_body(self, LeaseGuard.current(), key, steps, seconds, call=call)
 
 
 def called(task_id: str, call: int) -> None:
@@ -132,6 +167,72 @@ def plain(self: Any, key: str, steps: int, seconds: float) -> str:
     """Everything as it is by default: skipped, or failed when its lease is lost."""
     return run_body(self, LeaseGuard.current(), key, steps, seconds)
 
+
+@app.task(bind=True, acks_late=True, max_retries=None)
+def held(self: Any, key: str, steps: int, seconds: float) -> str:
+    """A plain task that takes the key in its body: runs once at least, and may run again."""
+    done = _done_file(self)
+    if done.exists():
+        return "done before"
+    try:
+        with hold(key, scope=SHARED["scope"], ttl=TTL, app=app) as lease:
+            guard = LeaseGuard(lease)
+            run = run_body(self, guard, key, steps, seconds, lease=lease.token.task_id)
+            done.touch()
+            return run
+    except (LockConflict, LeaseLost, StoreError) as error:
+        raise _retry(self, error) from error
+
+
+@app.task(bind=True, acks_late=True, max_retries=None)
+def held_async(self: Any, key: str, steps: int, seconds: float) -> str:
+    """The same in a coroutine, which waits for its key before it gives up."""
+    done = _done_file(self)
+
+    async def body() -> str:
+        async with hold(key, scope=SHARED["scope"], ttl=TTL, wait=0.5, app=app) as lease:
+            guard, named = LeaseGuard(lease), lease.token.task_id
+            run = await run_async_body(self, guard, key, steps, seconds, lease=named)
+            done.touch()
+            return run
+
+    if done.exists():
+        return "done before"
+    try:
+        return asyncio.run(body())
+    except (LockConflict, LeaseLost, StoreError) as error:
+        raise _retry(self, error) from error
+
+
+def _done_file(task: Any) -> Path:
+    """Where a plain task notes that its job is done: ``hold()`` leaves no marker.
+
+    A body that outlasts the visibility timeout is delivered again. Without a note that delivery
+    would run later, outlast it too, and so on for ever.
+    """
+    return History.from_env().directory / f"done-{task.request.id}"
+
+
+def _retry(task: Any, error: Exception) -> Exception:
+    """Retry; or have the broker deliver the message again, if that could not be published."""
+    try:
+        retry: Exception = task.retry(exc=error, countdown=0.2, throw=False)
+    except Reject as discards:  # Celery's answer to a broker that is away
+        return Reject(discards.args[0], requeue=True)
+    return retry
+
+
+def returned(task_id: str, entered: float, *, placed: bool) -> None:
+    """A call for a queue, made at the time ``entered``, has returned; whether it has a place."""
+    _write("returned", task_id=task_id, entered=entered, placed=placed)
+
+
+def unsent(task_id: str, *, known: bool) -> None:
+    """A call was refused; whether it is known that it has no place."""
+    _write("unsent", task_id=task_id, known=known)
+
+
+hasten_hints()
 
 #: The fence of each grant to this process, by its holder; and of the newest of each job, by its id.
 _fences: dict[Any, int | None] = {}
@@ -201,7 +302,7 @@ def _refused(event: Any = None, **_: Any) -> None:
 
 @lease_acquired.connect(weak=False)
 def _acquired(event: Any = None, **_: Any) -> None:
-    _fences[event.holder] = _fences[event.task_id] = event.data["fence"]
+    _fences[event.holder] = _fences[event.task_id] = event.data.get("fence")
 
 
 @lease_lost.connect(weak=False)
@@ -228,13 +329,16 @@ def _released(event: Any = None, **_: Any) -> None:
 
 
 class _LogLines(logging.Handler):
-    """Events that have a log line and no signal: a release without a reply, a cancelled call."""
+    """Events by their log lines: what a body left undone, and a cancelled call."""
 
     def emit(self, record: Any) -> None:
         event = getattr(record, "singleton_event", None)
         job = getattr(record, "singleton_task_id", "")
         if event == EventName.RELEASE_FAILED:
             _write("release-failed", task_id=job, fence=_fences.get(job))
+        elif event == EventName.STORE_UNREACHABLE:
+            if record.singleton_data["action"] == "not-marked-as-done":
+                _write("not-marked", task_id=job)
         elif event == EventName.CANCELLED:
             _write("cancelled", task_id=job, by=record.singleton_data["by"])
 

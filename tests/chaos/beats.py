@@ -17,6 +17,7 @@ from pathlib import Path
 
 import redis
 
+from tests.chaos.history import span
 from tests.chaos.proxy import Kind as How
 from tests.chaos.proxy import Mode, Proxy
 from tests.chaos.schedule import SORTS, Fault, Lane
@@ -42,7 +43,7 @@ _OF_ALL = {sort.name for sort in SORTS if sort.lane in (Lane.STORE, Lane.BROKER)
 @dataclass(slots=True)
 class _Post:
     broker: Proxy
-    store: Proxy
+    store: Proxy | None  # none if the store has several members
     beat: CeleryBeat
 
 
@@ -51,7 +52,8 @@ class Beats:
 
     Args:
         stack: What ends with the campaign.
-        broker, store: The ports of the servers.
+        broker, store: The ports of the servers; no store: it has several members.
+        lock_url: Names the store; of one server, its port is replaced by a proxy's.
         count: How many.
         directory: For the logs.
         broken: The breakage, see tests.chaos.broken; empty for none.
@@ -62,19 +64,21 @@ class Beats:
         stack: ExitStack,
         *,
         broker: int,
-        store: int,
+        store: int | None,
+        lock_url: str,
         count: int,
         directory: Path,
         broken: str,
     ) -> None:
         self._broker, self._directory, self._generation = broker, directory, 0
-        self._broken = broken
+        self._broken, self._store, self._lock_url = broken, store, lock_url
         self._written: Counter[Tick] = Counter()
         # One for all ticks: measured again, it would move the grid by microseconds.
         self._offset = time.time() - time.monotonic()
         self.posts: list[_Post] = []
         for _ in range(count):
-            to_broker, to_store = (stack.enter_context(Proxy(port)) for port in (broker, store))
+            to_broker = stack.enter_context(Proxy(broker))
+            to_store = stack.enter_context(Proxy(store)) if store else None
             self.posts.append(_Post(to_broker, to_store, self._beat(to_broker, to_store)))
         stack.callback(self.end)
 
@@ -87,7 +91,8 @@ class Beats:
     def lead_to(self, store: int) -> None:
         """From now on another server is the store."""
         for post in self.posts:
-            post.store.lead_to(store)
+            if post.store is not None:
+                post.store.lead_to(store)
 
     def end(self) -> None:
         """Kill all."""
@@ -104,13 +109,16 @@ class Beats:
                 at, due = tick.sent_at - self._offset, tick.due - self._offset
                 yield {"at": at, "due": due, "beat": tick.beat}
 
-    def _beat(self, broker: Proxy, store: Proxy) -> CeleryBeat:
+    def _beat(self, broker: Proxy, store: Proxy | None) -> CeleryBeat:
+        url = self._lock_url
+        if store is not None:
+            url = url.replace(f":{self._store}/", f":{store.port}/")
         self._generation += 1
         settings = {"singleton_lock_beat_ttl": TTL, "singleton_lock_beat_poll": POLL}
         environment = {
             "BROKER_URL": f"redis://127.0.0.1:{broker.port}/{DATABASE}",
             "RESULT_URL": "cache+memory://",
-            "LOCK_URL": f"redis://127.0.0.1:{store.port}/0",
+            "LOCK_URL": url,
             "EVERY": str(EVERY),
             "SETTINGS": json.dumps(settings),
             "CHAOS_BROKEN": self._broken,
@@ -148,7 +156,7 @@ def wrong_ticks(records: Sequence[Record]) -> list[Violation]:
     A store that loses its data knows no last runs: what came before and after it is not compared.
     """
     ticks = sorted(events(records, "tick"), key=lambda record: record.at)
-    losses = sorted(record.at for record in events(records, "loss"))
+    losses = sorted(span(loss) for loss in events(records, "loss"))
     found = []
     for segment in _segments(ticks, losses):
         dues = [round(tick.data["due"], 5) for tick in segment]
@@ -172,13 +180,16 @@ def wrong_ticks(records: Sequence[Record]) -> list[Violation]:
     return found
 
 
-def _segments(ticks: Sequence[Record], losses: Iterable[float]) -> Iterator[list[Record]]:
+def _segments(
+    ticks: Sequence[Record], losses: Iterable[tuple[float, float]]
+) -> Iterator[list[Record]]:
+    """The ticks between two losses; none of those that were sent while the store lost data."""
     begin = float("-inf")
-    for end in [*losses, float("inf")]:
-        segment = [tick for tick in ticks if begin <= tick.at < end]
+    for since, at in [*losses, (float("inf"), float("inf"))]:
+        segment = [tick for tick in ticks if begin <= tick.at < since]
         if segment:
             yield segment
-        begin = end + _UNDER_WAY
+        begin = at + _UNDER_WAY
 
 
 def _outside(begin: float, end: float, troubles: Iterable[tuple[float, float]]) -> float:

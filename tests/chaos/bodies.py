@@ -24,6 +24,9 @@ from dataclasses import dataclass
 
 from tests.harness.journal import Record, events
 
+#: How many bodies of a key may run at a time, by task; else one.
+LIMITS = {"limited": 2}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
@@ -45,6 +48,7 @@ class Body:
         begin, end: Infinite while nothing says that it ended.
         finished: Whether it wrote its end itself.
         error: What left it; None for a return, and without an end.
+        lease: The id by which events name its lease.
         call: The number of the call whose arguments it has; 0: it has no number.
         sections: Where it had the lock's word, by time.
     """
@@ -63,12 +67,18 @@ class Body:
     end: float
     finished: bool
     error: str | None
+    lease: str
     call: int
     sections: tuple[Section, ...]
 
     @property
     def succeeded(self) -> bool:
         return self.finished and self.error is None
+
+    @property
+    def limit(self) -> int:
+        """How many bodies of its key may run at a time."""
+        return LIMITS.get(self.task.rpartition(".")[2], 1)
 
     @property
     def name(self) -> str:
@@ -116,6 +126,7 @@ def _body(
         end=ended,
         finished=end is not None,
         error=end.data.get("error") if end else None,
+        lease=str(start.data.get("lease", start.task_id)),
         call=int(start.data.get("call", 0)),
         sections=tuple(_sections(marks, ended)),
     )

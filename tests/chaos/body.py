@@ -7,14 +7,15 @@ second question at the end of the step was answered with yes.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from celery_singleton_lock import Lease, current_lease
 from tests.chaos.history import History
 from tests.chaos.resource import Resource
-from tests.harness.journal import Journal
 
 
 class Guard(Protocol):
@@ -76,45 +77,78 @@ def run_body(
     seconds: float,
     *,
     retries: bool = False,
-    call: int = 0,
+    **facts: Any,
 ) -> str:
     """All of one body: ``steps`` guarded steps of ``seconds`` each; returns the name of the run.
 
     Raises:
         Retry: At the end, if it ``retries``.
     """
-    history = History.from_env()
-    journal = history.mine()
-    compares = os.environ.get("CHAOS_RESOURCE_COMPARES", "1") == "1"
-    resource = Resource(history.directory, key, compares=compares)
-    facts = {
-        "asked": guard.asked(),
-        "worker": task.request.hostname,
-        "task": task.name,
-        "late": bool(task.acks_late),
-        "attempt": task.request.retries,
-        "planned": steps * seconds,
-    }
-    if call:
-        facts["call"] = call
-    with journal.run(key, task_id=task.request.id, fence=guard.fence, **facts) as run:
+    body = _Body(guard, key)
+    with body.begun(task, steps * seconds, facts) as run:
         for _ in range(steps):
-            _guarded_step(journal, guard, resource, key, run, seconds)
+            body.check(run)
+            time.sleep(seconds)
+            body.write(run)
         if retries:
             raise task.retry(countdown=0.2)
     return run
 
 
-def _guarded_step(
-    journal: Journal, guard: Guard, resource: Resource, key: str, run: str, seconds: float
-) -> None:
-    # Read before the lock is asked, so that a stop in between makes the section shorter, not
-    # longer: what is reported is never more than what the lock had said.
-    before = time.monotonic()
-    guard.check()
-    journal.write("check", key=key, run=run, until=min(before + guard.remaining(), 1e12))
-    time.sleep(seconds)
-    accepted = resource.write(run, guard.fence)
-    before = time.monotonic()
-    sure_until = before if guard.holds() else None
-    journal.write("step", key=key, run=run, sure_until=sure_until, accepted=accepted)
+async def run_async_body(
+    task: Any, guard: Guard, key: str, steps: int, seconds: float, **facts: Any
+) -> str:
+    """The same in a coroutine, which can be cancelled while it sleeps."""
+    body = _Body(guard, key)
+    with body.begun(task, steps * seconds, facts) as run:
+        for _ in range(steps):
+            body.check(run)
+            await asyncio.sleep(seconds)
+            body.write(run)
+    return run
+
+
+class _Body:
+    """What a body writes down, to its history and its resource."""
+
+    def __init__(self, guard: Guard, key: str) -> None:
+        history = History.from_env()
+        compares = os.environ.get("CHAOS_RESOURCE_COMPARES", "1") == "1"
+        self._guard, self._key = guard, key
+        self._journal = history.mine()
+        self._resource = Resource(history.directory, key, compares=compares)
+
+    def begun(
+        self, task: Any, planned: float, facts: dict[str, Any]
+    ) -> AbstractContextManager[str]:
+        """From its start to its end; gives the name of the run."""
+        return self._journal.run(
+            self._key,
+            task_id=task.request.id,
+            fence=self._guard.fence,
+            asked=self._guard.asked(),
+            worker=task.request.hostname,
+            task=task.name,
+            late=bool(task.acks_late),
+            attempt=task.request.retries,
+            planned=planned,
+            **facts,
+        )
+
+    def check(self, run: str) -> None:
+        """Begin a guarded step."""
+        # Read before the lock is asked, so that a stop in between makes the section shorter, not
+        # longer: what is reported is never more than what the lock had said.
+        before = time.monotonic()
+        self._guard.check()
+        until = min(before + self._guard.remaining(), 1e12)
+        self._journal.write("check", key=self._key, run=run, until=until)
+
+    def write(self, run: str) -> None:
+        """End a guarded step."""
+        accepted = self._resource.write(run, self._guard.fence)
+        before = time.monotonic()
+        sure_until = before if self._guard.holds() else None
+        self._journal.write(
+            "step", key=self._key, run=run, sure_until=sure_until, accepted=accepted
+        )

@@ -6,21 +6,33 @@ Each breakage replaces one part in the worker, or the beat, that starts with it.
 from __future__ import annotations
 
 import hashlib
+import os
+import time
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import psutil
+
+from celery_singleton_lock import runtime
 from celery_singleton_lock.beat.election import Election
+from celery_singleton_lock.core import locker
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
+from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Lease, Token
 from celery_singleton_lock.core.observers import ObserverThread
 from celery_singleton_lock.core.store import Acquire, GrantedArguments
 from celery_singleton_lock.stores.redis import scripts as redis_scripts
 from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.task.cancel_running import CallOrder
+from celery_singleton_lock.task.context import Block
 from celery_singleton_lock.worker import request as request_module
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
+from celery_singleton_lock.worker.queue_look import QueueLook
 
 #: As the release script, but it doesn't look whose the key is.
 _DELETE = b"""
@@ -32,19 +44,44 @@ return 'released'
 def break_on_purpose(part: str) -> None:
     """Break ``part``; nothing if it is empty.
 
-    Raises:
-        KeyError: There is no such breakage.
+    If that fails, the process ends: Celery would log the error of a signal's receiver, and the
+    campaign would try a whole lock for a broken one.
     """
-    if part:
+    if not part:
+        return
+    try:
         BREAKAGES[part]()
+    except Exception:
+        traceback.print_exc()
+        os._exit(70)
 
 
 def _without_owner_check() -> None:
     """A release frees the key, also when another holds it by now."""
-    script = redis_scripts.RELEASE
-    script.source = _DELETE
-    script.sha = hashlib.sha1(_DELETE, usedforsecurity=False).hexdigest()
+    _replace_script(redis_scripts.RELEASE, _DELETE)
+
+
+def _replace_script(script: redis_scripts.Script, source: bytes) -> None:
+    script.source = source
+    script.sha = hashlib.sha1(source, usedforsecurity=False).hexdigest()
     redis_scripts.Script.known[script.sha] = script
+
+
+def _without_server_clock() -> None:
+    """A fence is the number of the grant, as the server has counted them."""
+    for script in (redis_scripts.ACQUIRE, redis_scripts.ACQUIRE_ARGUMENTS):
+        _replace_script(script, script.source.replace(b"redis.call('TIME')", b"{0, 0}"))
+
+
+def _without_quarantine() -> None:
+    """A node of Redlock votes as soon as it is up, whatever it has forgotten."""
+    open_nodes = RedlockStore.__init__
+
+    def open_without_quarantine(self: Any, *args: Any, **options: Any) -> None:
+        open_nodes(self, *args, **options)
+        self._quarantine = 0.0
+
+    RedlockStore.__init__ = open_without_quarantine  # type: ignore[method-assign]
 
 
 def _without_renewal() -> None:
@@ -114,9 +151,76 @@ def _without_haste() -> None:
     Heartbeat.hasten = lambda self: None  # type: ignore[method-assign]
 
 
+def _without_host_identity() -> None:
+    """A holder counts as dead if this host has its name and no process with its PID."""
+    modules: Any = (runtime, locker)
+    name = f"{os.uname().nodename:_<14.14}"
+
+    def is_dead(identity: str, pid: int, own: str) -> bool:
+        return identity == own and not psutil.pid_exists(pid)
+
+    for module in modules:
+        module.identity_of_this_process = lambda: name
+        module.is_proven_dead = is_dead
+
+
+def _with_wall_clock() -> None:
+    """Deadlines are moments of the host's wall clock."""
+    SystemClock.now = staticmethod(time.time)
+
+
 def _without_resignation() -> None:
     """A beat leads on, though it can send nothing."""
     Election.resign_if_stalled = lambda self, term: None  # type: ignore[method-assign]
+
+
+def _without_limit() -> None:
+    """A key whose bodies may run two at a time has three slots."""
+    slots = Keyspace.slots
+
+    def slots_and_another(key: str, limit: int) -> tuple[str, ...]:
+        return slots(key, limit + 1 if limit > 1 else limit)
+
+    Keyspace.slots = staticmethod(slots_and_another)  # type: ignore[method-assign]
+
+
+def _without_tasks_beside_hold() -> None:
+    """A ``hold()`` excludes others of its key, and no task."""
+    request: Any = Block._request
+    block: Any = Block
+    block._request = lambda self, runtime, key: request(self, runtime, f"{key}-of-hold")
+
+
+def _edit(script: redis_scripts.Script, old: bytes, new: bytes) -> None:
+    assert old in script.source, f"{old!r} is no longer in the script"
+    script.source = script.source.replace(old, new)
+    script.sha = hashlib.sha1(script.source, usedforsecurity=False).hexdigest()
+    redis_scripts.Script.known[script.sha] = script
+
+
+def _without_head_check() -> None:
+    """A call that is not at the head of its queue is granted the key if that is free."""
+    _edit(redis_scripts.QUEUE_ACQUIRE, b"(head and head ~= task) or ", b"")
+
+
+def _without_message() -> None:
+    """A call that joins at a worker gets a place, and its message is not stored."""
+    store = b"redis.call('HSET', calls, '+' .. task, ARGV[6])"
+    _edit(redis_scripts.QUEUE_JOIN, store, b"")
+
+
+def _without_looks() -> None:
+    """A hint that got lost is lost."""
+    QueueLook.look = lambda self: None  # type: ignore[method-assign]
+
+
+def _absent_means_ended() -> None:
+    """A message whose call has no place is dropped as one that has ended."""
+    _edit(
+        redis_scripts.QUEUE_ACQUIRE,
+        b"local age = call and",
+        b"if not call then return {'done'} end local age = call and",
+    )
 
 
 BREAKAGES: dict[str, Callable[[], None]] = {
@@ -130,4 +234,14 @@ BREAKAGES: dict[str, Callable[[], None]] = {
     "observer-thread": _without_observer_thread,
     "haste": _without_haste,
     "resignation": _without_resignation,
+    "server-clock": _without_server_clock,
+    "quarantine": _without_quarantine,
+    "host-identity": _without_host_identity,
+    "wall-clock": _with_wall_clock,
+    "limit": _without_limit,
+    "tasks-beside-hold": _without_tasks_beside_hold,
+    "head-check": _without_head_check,
+    "message": _without_message,
+    "looks": _without_looks,
+    "absent": _absent_means_ended,
 }

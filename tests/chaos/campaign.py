@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import process_faults, store_faults
+from tests.chaos import host_faults, process_faults, store_faults
 from tests.chaos.checker import judge
-from tests.chaos.drain import Drain
+from tests.chaos.drain import PATIENCE, Drain
+from tests.chaos.promises import PROMISES
 from tests.chaos.publisher import LENGTHS, MIX, Length, Publisher
 from tests.chaos.resource import resources
 from tests.chaos.schedule import Fault, Lane, sorts_for, timetable
 from tests.chaos.site import Plan, Post, Site, now
+from tests.chaos.usage import Recorder
 from tests.chaos.verdict import Kind, Verdict
 from tests.harness.app_module import fresh_module
 from tests.harness.journal import Record
@@ -27,6 +29,11 @@ from tests.harness.processes import TIMEOUT
 #: Seconds between two looks of the publisher, and between two at the workers.
 _TICK = 0.02
 _ROUND = 0.5
+_STRIKES = {
+    **store_faults.STRIKES,
+    Lane.PROCESS: process_faults.strike,
+    Lane.HOST: host_faults.strike,
+}
 #: Seconds after which a job is no longer counted as waiting: its early message may be lost.
 _FORGOTTEN = 20.0
 
@@ -48,6 +55,7 @@ class Campaign:
         until: Ends early when this was seen.
         haste: How much sooner than usual one fault follows the other.
         drains: Whether all jobs are waited for at the end.
+        patience: Seconds that they are waited for.
     """
 
     seconds: float
@@ -62,6 +70,7 @@ class Campaign:
     until: Kind | None = None
     haste: float = 1.0
     drains: bool = True
+    patience: float = PATIENCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +103,20 @@ def run(campaign: Campaign, directory: Path) -> Outcome:
             if post.worker is not None:
                 post.worker.wait_until_ready(4 * TIMEOUT)
         began = now()
-        _Run(campaign, site, module).run()
+        with Recorder(site, campaign.seconds):
+            _Run(campaign, site, module).run()
         ended = now()
         records = site.history.records()
     writes = resources(site.history.directory)
     plan = campaign.plan
-    verdict = judge(records, writes, plan.ttl, drained=campaign.drains, observer=plan.observer)
+    verdict = judge(
+        records,
+        writes,
+        plan.ttl,
+        drained=campaign.drains,
+        observer=plan.observer,
+        promise=PROMISES[plan.store],
+    )
     return Outcome(
         campaign=campaign,
         directory=directory,
@@ -115,7 +132,7 @@ class _Run:
         self._publisher = Publisher(
             module,
             keys=[f"k{number}" for number in range(campaign.keys)],
-            mix=campaign.mix,
+            mix={name: often for name, often in campaign.mix.items() if hasattr(module, name)},
             lengths=campaign.lengths,
             seed=campaign.seed,
         )
@@ -137,7 +154,7 @@ class _Run:
             self._site.beats.end()
         self._write_ticks()
         if self._campaign.drains:
-            Drain(self._site, self._look_after_workers).run()
+            Drain(self._site, self._look_after_workers, self._campaign.patience).run()
 
     def _write_ticks(self) -> None:
         if self._site.beats is not None:
@@ -150,7 +167,14 @@ class _Run:
         campaign = self._campaign
         if campaign.calm:
             return []
-        sorts = sorts_for(campaign.faults, clock=campaign.plan.clock)
+        plan = campaign.plan
+        sorts = sorts_for(
+            campaign.faults,
+            clock=plan.clock,
+            churn=plan.churn,
+            hosts=plan.hosts > 0,
+            store=plan.store,
+        )
         lanes = timetable(
             sorts,
             seconds=campaign.seconds,
@@ -174,7 +198,7 @@ class _Run:
                 return
             at = now()
             self._striking.add(fault)
-            strike = process_faults.strike if lane is Lane.PROCESS else store_faults.STRIKES[lane]
+            strike = _STRIKES[lane]
             try:
                 target = strike(self._site, fault)
             except Exception:
@@ -232,6 +256,7 @@ class _Run:
             self._campaign.plan.ttl,
             drained=False,
             observer=self._campaign.plan.observer,
+            promise=PROMISES[self._campaign.plan.store],
         )
         return bool(verdict.of(wanted))
 

@@ -40,7 +40,10 @@ def reason_for_hang(stacks: str) -> str:
     """
     parent, *dumps = stacks.split(HEAD)
     main = parent.partition("MainThread\n")[2].partition("LOCAL VARIABLES")[0]
-    if _PACKAGE in main:
+    interrupted, marker, handler = main.partition(", in _handle_request\n")
+    # The interrupted code of Celery waits for its signal handler, whichever code called it.
+    frames = [line for line in interrupted.splitlines() if line.startswith("  File ")][-2:]
+    if any(_PACKAGE in text for text in ([*frames, handler] if marker else [main])):
         return ""
     # The signal has interrupted the writing of a job to a child, or its pipe has half a message:
     # the pool waits for answers that do not come.
@@ -50,7 +53,6 @@ def reason_for_hang(stacks: str) -> str:
     # the parent read one, or before it could: in a restart of the consumer, which discards jobs. A
     # child waits until its last result is counted: for 30 s; or for ever, if the interrupted code
     # has the counter's lock. Plain Celery does so, with no task that has a lock.
-    handler = main.partition(", in _handle_request\n")[2]
     waits_for_child = all(
         f", in {name}\n" in handler for name in ("on_cold_shutdown", "join", "wait")
     )

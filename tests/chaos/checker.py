@@ -13,15 +13,19 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 
 from tests.chaos.beats import wrong_ticks
 from tests.chaos.bodies import Body, bodies, by_key
 from tests.chaos.celerys_own import reason_for_crash, reason_for_hang
+from tests.chaos.history import span
 from tests.chaos.jobs import jobs_lost, vanished
 from tests.chaos.losses import unreported_losses
 from tests.chaos.newest import older_arguments
 from tests.chaos.order import out_of_order
+from tests.chaos.promises import PROMISES, Promise
+from tests.chaos.queues import wrong_turns
 from tests.chaos.resource import Write
 from tests.chaos.restarts import Holder, holders, notified_late
 from tests.chaos.verdict import Kind, Verdict, Violation
@@ -40,6 +44,7 @@ def judge(
     *,
     drained: bool = True,
     observer: float = 0.0,
+    promise: Promise = PROMISES["redis"],
 ) -> Verdict:
     """Everything that can be said of a campaign.
 
@@ -49,25 +54,25 @@ def judge(
         ttl: The ttl of the leases, in seconds.
         drained: Whether every job had its time to end.
         observer: Seconds by which a slow observer delays the report of a loss.
+        promise: That of its store.
     """
     found = bodies(records)
     concerned = holders(records, found)
     losses = events(records, "loss")
     excused: Counter[str] = Counter()
     violations = [
-        *overlaps(found, losses, excused),
+        *overlaps(found, losses if promise.forgets else [], excused),
         *unreported_losses(records, found, ttl + observer, excused),
         *notified_late(concerned),
         *falling_fences(found),
+        *(missing_fences(found) if promise.fences else ()),
         *stale_writes(writes),
-        *(
-            Violation(kind=Kind.JOB_LOST, key=lost.key, at=lost.at, runs=lost.runs, text=lost.text)
-            for lost in jobs_lost(records, found, ttl, excused, drained=drained)
-        ),
-        *run_again(records, found, losses, excused),
+        *jobs_lost(records, found, ttl, excused, drained=drained),
+        *run_again(records, found, losses, excused, keeps_markers=promise.keeps_markers),
         *out_of_order(records, found, excused),
         *wrong_ticks(records),
         *older_arguments(records, found, excused),
+        *wrong_turns(records, found, excused),
         *reported(records, vanished(records, found, ttl), excused),
     ]
     return Verdict(
@@ -80,40 +85,48 @@ def judge(
 def overlaps(
     found: Iterable[Body], losses: Sequence[Record], excused: Counter[str]
 ) -> list[Violation]:
-    """Pairs of bodies of one key with sections at the same time, each pair once."""
+    """More bodies of one key with sections at the same time than may be; each group once."""
     violations = []
     for key, of_key in by_key(found).items():
-        sections = sorted(
-            ((section, body) for body in of_key for section in body.sections),
-            key=lambda pair: pair[0].begin,
-        )
-        seen: set[tuple[str, str]] = set()
-        open_: list[tuple[float, float, Body]] = []  # (begin, end, body) of what may still go on
-        for section, body in sections:
-            open_ = [other for other in open_ if other[1] > section.begin]
-            for _, end, other in open_:
-                pair = (other.run, body.run)
-                if other.run == body.run or pair in seen:
-                    continue
-                seen.add(pair)
-                if _straddle(other, body, losses):
-                    excused["overlaps across a loss of the store"] += 1
-                    continue
-                both = min(end, section.end) - section.begin
-                violations.append(
-                    Violation(
-                        kind=Kind.OVERLAP,
-                        key=key,
-                        at=section.begin,
-                        runs=pair,
-                        text=(
-                            f"{other.name} and {body.name} both had the word of the lock"
-                            f" for {key!r}, for {both:.3f} s"
-                        ),
-                    )
+        limit = min(body.limit for body in of_key)
+        for group, begin, end in _at_once(of_key, limit + 1):
+            if any(_straddle(*pair, losses) for pair in combinations(group, 2)):
+                excused["overlaps across a loss of the store"] += 1
+                continue
+            together = "both" if limit == 1 else "all"
+            violations.append(
+                Violation(
+                    kind=Kind.OVERLAP,
+                    key=key,
+                    at=begin,
+                    runs=tuple(body.run for body in group),
+                    text=(
+                        f"{' and '.join(body.name for body in group)} {together} had the word of"
+                        f" the lock for {key!r}, for {end - begin:.3f} s"
+                    ),
                 )
-            open_.append((section.begin, section.end, body))
+            )
     return violations
+
+
+def _at_once(of_key: Iterable[Body], count: int) -> Iterator[tuple[tuple[Body, ...], float, float]]:
+    """Groups of ``count`` bodies with sections at the same time, each once; from when to when."""
+    sections = sorted(
+        ((section, body) for body in of_key for section in body.sections),
+        key=lambda pair: pair[0].begin,
+    )
+    seen: set[frozenset[str]] = set()
+    open_: list[tuple[float, Body]] = []  # (end, body) of what may still go on
+    for section, body in sections:
+        open_ = [other for other in open_ if other[0] > section.begin]
+        others = {other.run: (end, other) for end, other in open_ if other.run != body.run}
+        for group in combinations(others.values(), count - 1):
+            runs = frozenset({body.run, *(other.run for _, other in group)})
+            if runs not in seen:
+                seen.add(runs)
+                end = min(section.end, *(end for end, _ in group))
+                yield (*(other for _, other in group), body), section.begin, end
+        open_.append((section.end, body))
 
 
 def falling_fences(found: Iterable[Body]) -> list[Violation]:
@@ -138,6 +151,15 @@ def falling_fences(found: Iterable[Body]) -> list[Violation]:
                     Violation(kind=Kind.FENCE, key=key, at=body.begin, runs=runs, text=text)
                 )
     return violations
+
+
+def missing_fences(found: Iterable[Body]) -> list[Violation]:
+    """Bodies under this lock that have no fence."""
+    return [
+        Violation(kind=Kind.FENCE, key=body.key, at=body.begin, runs=(body.run,), text=body.name)
+        for body in found
+        if body.task.startswith("tests.chaos.app.") and body.limit == 1 and body.fence is None
+    ]
 
 
 def stale_writes(writes: Mapping[str, Sequence[Write]]) -> list[Violation]:
@@ -165,25 +187,36 @@ def run_again(
     found: Iterable[Body],
     losses: Sequence[Record],
     excused: Counter[str],
+    *,
+    keeps_markers: bool = True,
 ) -> list[Violation]:
     """Bodies of late jobs whose lock was asked for after the job's success was recorded.
 
     It is recorded when the store has acknowledged the release of a body that succeeded and whose
-    task then ended as SUCCESS: from then on it has a done marker.
+    task then ended as SUCCESS: from then on it has a done marker. (A body whose lease was past its
+    deadline at the end writes the marker in a request of its own. If the store does not answer
+    that, an event says that the job may run twice.)
     """
     of_job: dict[str, list[Body]] = defaultdict(list)
     for body in found:
         if body.late:
             of_job[body.job].append(body)
     recorded = _successes(records, of_job)
+    not_marked = {(record.pid, record.task_id) for record in events(records, "not-marked")}
     violations = []
     for job, (at, first) in recorded.items():
         for body in of_job[job]:
             # An earlier attempt has a marker of its own, and may not have written it.
             if body.asked <= at or body.run == first.run or body.attempt != first.attempt:
                 continue
-            if _straddle(first, body, losses):
+            lost_marker = not keeps_markers and any(
+                at <= loss.at and loss.data["since"] <= body.asked for loss in losses
+            )
+            if lost_marker or _straddle(first, body, losses):
                 excused["run again after a loss of the store"] += 1
+                continue
+            if (first.pid, job) in not_marked:
+                excused["run again, as the store did not take the end (not-marked-as-done)"] += 1
                 continue
             text = f"{body.name} began, though {first.name} had done the job"
             runs = (first.run, body.run)
@@ -227,6 +260,16 @@ def reported(
         gone: The jobs whose message vanished.
         excused: Counts what is excused.
     """
+    records = list(records)
+    losses = [
+        (loss.data.get("lost_from", span(loss)[0]), loss.at) for loss in events(records, "loss")
+    ]
+    lost_ends = {
+        record.task_id
+        for record in records
+        if record.event in ("taken", "start", "left")
+        and any(since <= record.at <= at for since, at in losses)
+    }
     violations = []
     for record in records:
         if record.event not in _NOTED:
@@ -236,6 +279,8 @@ def reported(
         claim = _QUEUED.search(text) if kind is Kind.KEY_LEFT else None
         if claim and claim["job"] in gone:
             reason = "claims of messages that vanished"
+        elif claim and claim["job"] in lost_ends:
+            reason = "claims whose end the store lost"
         if reason:
             excused[reason] += 1
         else:
@@ -244,9 +289,13 @@ def reported(
 
 
 def _straddle(first: Body, second: Body, losses: Iterable[Record]) -> bool:
-    """Whether the two grants are on different sides of a loss, by their fences."""
+    """Whether the two grants are on different sides of a loss, by their fences.
+
+    Without fences by their times: each was granted between its request and its beginning.
+    """
     if first.fence is None or second.fence is None:
-        return False
+        earlier, later = sorted((first, second), key=lambda body: body.begin)
+        return any(earlier.asked <= loss.at and span(loss)[0] <= later.begin for loss in losses)
     lower, higher = sorted((first.fence, second.fence))
     return any(
         lower <= loss.data["fence_to"] and higher >= loss.data["fence_from"] for loss in losses
@@ -267,6 +316,11 @@ def _counts(
         "deliveries": happened["received"],
         "bodies": len(found),
         "critical sections": sum(1 for body in found if body.sections),
+        "bodies at once, of which a limit permits two": sum(
+            1
+            for of_key in by_key(body for body in found if body.limit == 2).values()
+            for _ in _at_once(of_key, 2)
+        ),
         "guarded steps": sum(len(body.sections) for body in found),
         "bodies killed": sum(1 for body in found if not body.finished),
         "bodies that lost their lease": happened["lost"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import redis
 
@@ -17,7 +16,7 @@ from tests.harness.journal import Record
 from tests.harness.processes import TIMEOUT
 
 #: Seconds that a drain may take: redeliveries, put-backs up to a third of the visibility timeout.
-_DRAIN = 120.0
+PATIENCE = 120.0
 #: Seconds between two looks.
 _PAUSE = 0.5
 
@@ -28,15 +27,19 @@ class Drain:
     Args:
         site: Whole again.
         look_after_workers: Called every now and then.
+        patience: Seconds that it may take.
     """
 
-    def __init__(self, site: Site, look_after_workers: Callable[[], None]) -> None:
+    def __init__(
+        self, site: Site, look_after_workers: Callable[[], None], patience: float = PATIENCE
+    ) -> None:
+        self._patience = patience
         self._ttl, self._site = site.plan.ttl, site
         self._look_after_workers = look_after_workers
 
     def run(self) -> None:
         """Returns when all is done, or has had its time."""
-        deadline = now() + _DRAIN
+        deadline = now() + self._patience
         while now() < deadline and not self._all_settled():
             self._look_after_workers()
             time.sleep(_PAUSE)  # the pause between two looks at the history
@@ -53,25 +56,26 @@ class Drain:
         with redis.Redis.from_url(url, decode_responses=True) as client:
             broker = RedisBroker(client)
             try:
-                broker.wait_until_empty(timeout=_DRAIN)
+                broker.wait_until_empty(timeout=self._patience)
             except AssertionError:
                 left = dict(broker.messages())
                 self._never_ends(f"messages are still in the broker: {left}")
 
     def _free_keys(self) -> None:
         """Leases of the dead end with their ttl; what is there after it was left."""
-        deadline = now() + 2 * self._ttl + TIMEOUT
+        deadline = now() + 2 * self._ttl + min(TIMEOUT, self._patience)
         while (left := self._left()) and now() < deadline:
             time.sleep(_PAUSE)
         for key, what in left.items():
             self._site.history.write("key-left", key=key, text=f"{key}: {what}")
 
     def _left(self) -> dict[str, str]:
-        with self._site.admin() as admin:
-            return keys_left(admin)
+        return self._site.keys_left()
 
     def _ended_bodies(self) -> None:
-        living = {pid for worker in self._site.workers() for pid in worker.group()}
+        living = {
+            worker.number_of(pid) for worker in self._site.workers() for pid in worker.group()
+        }
         inside: dict[tuple[int, str], Record] = {}
         for record in self._site.history.records():
             if record.event == "taken":
@@ -87,23 +91,3 @@ class Drain:
         living = [worker for worker in self._site.workers() if worker.alive]
         where = "\n".join(dumps(worker, directory) for worker in living)
         self._site.history.write("never-ends", text=f"{what}; the workers are at:\n{where}")
-
-
-def keys_left(client: redis.Redis) -> dict[str, str]:
-    """What should not be in a store that is used no more, and why; by key.
-
-    Args:
-        client: A client of the store, decoding responses.
-    """
-    left = {}
-    for key in client.scan_iter("*", count=1000):
-        value: Any = client.get(key)
-        if value is None or key.endswith((":fence", ":shards")):
-            continue  # one of each, and known
-        if not any(known in key for known in (":last|", ":done|", ":newest|", ":args|")):
-            left[key] = f"held: {value}"
-        elif client.pttl(key) == -1:
-            # A marker, and the newest call, stay for an hour: for copies and calls that come late;
-            # arguments of a message that was lost stay for a week.
-            left[key] = f"has no ttl: {value}"
-    return left

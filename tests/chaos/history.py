@@ -2,13 +2,17 @@
 
     publishing  a message is about to be sent; ``copy`` (attempt, and how often that was put back)
     called      a call returned to its caller: ``call`` (its number), the job that does its work
+    returned    a call for a queue returned to its caller, who had ``entered`` it then; whether it
+                is ``placed``, or takes its place when a worker receives it
+    unsent      such a call raised; ``known``, whether it is known that it has no place
     published   it was sent (again: it was put back); ``task``
     received    a worker's parent got a message; ``worker``, ``copy``
     requeued    kombu put a message that was not acknowledged into its queue again: too old, or its
                 worker ends; ``copy``
     start       a body began: ``asked`` (when its lock was asked for, at the latest), ``worker``,
                 ``task``, ``late`` (acknowledged late), ``attempt``,
-                ``planned`` (seconds)
+                ``planned`` (seconds), ``lease`` (of a ``hold()``: its id, by which ``lost``,
+                ``released`` and ``release-failed`` name it)
     check       the body asked whether it may go on, and it may: it trusts the lock from here to
                 ``until``
     step        the guarded step that the check covers is over: ``sure_until`` (the body asked again
@@ -19,6 +23,7 @@
     released    a release was reported, by the signal lease_released; ``fence``
     release-failed
                 a release that the store did not answer was reported in the log; ``fence``
+    revoked     the campaign has asked the workers to revoke a call
     refused     the lock raised LockConflict, whether or not Celery could store that
     skip        the call ended without having run, because its key was held
     taken, left the task was entered by a pool process (``worker``, ``copy``); ended, with its
@@ -29,9 +34,12 @@
                 a process was stopped (SIGSTOP) from the one to the other
     fault       something was broken from ``at`` to ``end``: ``name``, ``target``
     loss        the store lost what it had acknowledged, or its leases: fences up to ``fence_to``
-                were granted before, from ``fence_from`` on afterwards
+                were granted before, from ``fence_from`` on afterwards; ``lost_from`` (what
+                was written from then on is lost); of a store with several members, ``since`` (from
+                then on two of them may have granted)
     emptied     the store has just answered for the first time since its restart without data;
                 ``killed`` (when)
+    cut-off     what the broker sent to a host may be lost, between ``at`` and ``until``; ``worker``
     down        a worker (or the broker) was ended on purpose between ``at`` and ``until``:
                 ``worker``, ``how``
     broken      a worker ended that no fault had ended: ``worker``, ``until``, ``text``; or a fault
@@ -53,6 +61,11 @@ from tests.harness.journal import Journal, Record
 
 #: The environment variable by which processes find the directory of their campaign.
 VARIABLE = "CHAOS_HISTORY"
+#: The environment variable by which processes of a host find the number of its boot, from 1 on.
+BOOT = "CHAOS_BOOT"
+#: PIDs are unique in one boot of one host only. The number of a process, which the records have as
+#: its pid, is its PID plus this many for each boot; more than Linux has PIDs.
+PIDS_PER_BOOT = 10_000_000
 
 
 class History:
@@ -75,7 +88,7 @@ class History:
 
     def mine(self) -> Journal:
         """The journal of this process; not the one of a parent that was forked."""
-        return Journal(self.directory / f"{os.getpid()}.jsonl")
+        return _OwnJournal(self.directory / f"{own_number()}.jsonl")
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one record; fields as of `Journal.write`."""
@@ -103,6 +116,23 @@ class History:
         self.news()
         self._known.sort(key=_time)
         return [record for record in self._known if record.at <= moment]
+
+
+def span(loss: Record) -> tuple[float, float]:
+    """From when to when the store lost what it acknowledged; two servers may have granted then."""
+    return loss.data.get("since", loss.at), loss.at
+
+
+def own_number() -> int:
+    """The number of this process, unique over all hosts and their restarts."""
+    return int(os.environ.get(BOOT, "0")) * PIDS_PER_BOOT + os.getpid()
+
+
+class _OwnJournal(Journal):
+    """Names its process by its number."""
+
+    def write(self, event: str, *, pid: int | None = None, **fields: Any) -> None:
+        super().write(event, pid=own_number() if pid is None else pid, **fields)
 
 
 def _time(record: Record) -> float:

@@ -9,6 +9,7 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
   began);
 * refused with LockConflict, and no body of it had begun by then, as with a skip (the FAILURE may be
   nowhere to be read, if the result backend is away);
+* revoked: a worker discards its message, or ends its body, and does not run it again;
 * cancelled by a newer call: one of `latest` that was published later (or earlier, if the server's
   clock was stepped);
 * FAILURE with LeaseLost, and its bodies met a fault: one for ``on_lost="fail"``, and one for
@@ -20,7 +21,9 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
   kombu had put it into its queue again (its body outlasted the visibility timeout), and then it
   went the same way. Or each worker that it had reached was killed before it took it up, and it
   vanished so when it was to be delivered again. Nothing of the lock runs between the publishing of
-  a message and its taking up.
+  a message and its taking up. A call in the queue of a key has no such excuse: it is in the store,
+  and is published again;
+* the store has lost its data while the call waited there, in the queue of its key.
 
 Each of these but success, skip and a newer call is counted, so that a report shows how often it
 was needed.
@@ -34,28 +37,20 @@ from dataclasses import dataclass
 
 from tests.chaos.bodies import Body
 from tests.chaos.order import CallOrder
+from tests.chaos.queues import QUEUED
+from tests.chaos.verdict import Kind, Violation
 from tests.harness.journal import Record, events
 
 #: Tasks whose message is acknowledged before the body.
-EARLY = frozenset({"early", "plain"})
+EARLY = frozenset({"early", "plain", "queued_early"})
 #: How many bodies of a job lose their lease before it is given up, by task; else four.
-_LOSSES = {"plain": 1, "heedless": 1}
+_LOSSES = {"plain": 1, "heedless": 1, "queued_early": 1}
 _MOST_LOSSES = 4
 #: Seconds in which a killed process on a busy machine still has its connections, and the broker
 #: hands it a message that no process will note.
 _SLOW_DEATH = 0.5
 _SKIPPED = "jobs skipped, of which another delivery of that message was killed"
 _VANISHED = "messages that vanished between broker and worker when one was killed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostJob:
-    """A job that was published and came to nothing."""
-
-    key: str
-    at: float
-    runs: tuple[str, ...]
-    text: str
 
 
 @dataclass(slots=True)
@@ -136,7 +131,7 @@ def jobs_lost(
     excused: Counter[str],
     *,
     drained: bool = True,
-) -> list[LostJob]:
+) -> list[Violation]:
     """The jobs that were lost, by the time of their last sign of life.
 
     Args:
@@ -154,7 +149,9 @@ def jobs_lost(
         last = max(record.at for record in job.records)
         did = Counter(record.event for record in job.records)
         lost.append(
-            LostJob(
+            Violation(
+                kind=Kind.JOB_LOST,
+                job=name,
                 key=job.bodies[0].key if job.bodies else "",
                 at=last,
                 runs=tuple(body.run for body in job.bodies),
@@ -194,7 +191,7 @@ def _unfinished(
 ) -> Iterable[tuple[str, _Job, str]]:
     """The jobs without a success or a promised end, each with its excuse; empty: none."""
     ends, order = _Ends(records), CallOrder(records)
-    faults = events(records, "fault")
+    faults, losses = events(records, "fault"), events(records, "loss")
     for name, job in _jobs(records, found).items():
         if any(body.succeeded for body in job.bodies):
             continue
@@ -204,10 +201,17 @@ def _unfinished(
             if job.bodies:
                 yield name, job, _SKIPPED
             continue
-        yield name, job, _excuse(job, ends, faults, ttl)
+        if events(job.records, "unsent"):
+            continue
+        reason = _excuse(job, ends, faults, losses, ttl)
+        if not reason and events(job.records, "revoked"):
+            reason = "jobs revoked"
+        yield name, job, reason
 
 
-def _excuse(job: _Job, ends: _Ends, faults: Sequence[Record], ttl: float) -> str:
+def _excuse(
+    job: _Job, ends: _Ends, faults: Sequence[Record], losses: Sequence[Record], ttl: float
+) -> str:
     if job.ended_before_it_began("refused"):
         return "jobs refused before they began (LockConflict)"
     if job.failed_with("LeaseLost"):
@@ -216,6 +220,9 @@ def _excuse(job: _Job, ends: _Ends, faults: Sequence[Record], ttl: float) -> str
             return "jobs given up after their leases were lost to faults (LeaseLost)"
     if job.task in EARLY and ends.took_with_it(job):
         return "jobs acknowledged early that died with their process"
+    if job.task in QUEUED:
+        is_gone = any(loss.at >= job.last_sign_of_life().at for loss in losses)
+        return "calls that waited in a store that has lost its data" if is_gone else ""
     if ends.lost_on_the_way(job.of_newest_copy()):
         return _VANISHED
     return ""
@@ -229,7 +236,7 @@ def _met_a_fault(body: Body, faults: Iterable[Record], ttl: float) -> bool:
 
 
 class _Ends:
-    """Which processes were killed or shut down, and when: between two times each."""
+    """Which processes were killed, shut down or cut off, and when: between two times each."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._of_worker: dict[str, list[float]] = defaultdict(list)
@@ -239,6 +246,8 @@ class _Ends:
                 until = max(record.at, record.data.get("until", record.at))
                 self._of_worker[record.data.get("worker", "")].append(until)
                 self._all.append(until)
+            elif record.event == "cut-off":
+                self._all.append(record.data["until"])
 
     def took_with_it(self, job: _Job) -> bool:
         """Whether a worker that had the job was hurt after the job's last sign of life."""

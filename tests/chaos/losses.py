@@ -3,11 +3,12 @@
 Another body of the key has a higher fence, and began after this body's lease was requested and
 before this body ended. So this lease was lost before its release could be sent, for whatever
 reason. That includes a loss of the store's data, and a body that never checked its lease. The
-process that had the lease has to report exactly one loss, and no release. Two cases are
+process that had the lease has to report exactly one loss, and no release. Three cases are
 excused, and counted:
 
 * the store did not answer the release, and the lease could still be trusted when the body ended:
   the process cannot know, and has reported that the release failed;
+* an old master, which had not been demoted yet, executed the release and answered;
 * the process died before it could report: it ran for less than a ttl after the other body began.
   After a ttl at most its lease has ended by its own clock, whatever the store answers.
 """
@@ -18,6 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from tests.chaos.bodies import Body, by_key
+from tests.chaos.history import span
 from tests.chaos.verdict import Kind, Violation
 from tests.harness.journal import Record, events
 
@@ -45,15 +47,20 @@ def unreported_losses(
         if record.event in _REPORTS:
             reports[record.task_id, record.fence].append(record.event)
     lives = _Lives(records)
+    splits = [span(loss) for loss in events(records, "loss")]
     violations = []
     for key, of_key in by_key(found).items():
         for body, successor in _lost(of_key):
-            reported = reports[body.job, body.fence]
+            reported = reports[body.lease, body.fence]
             if reported.count("lost") == 1 and "released" not in reported:
                 continue
             # The second one, where there is one, is of the marker that a done attempt leaves.
             if reported in (["release-failed"], ["release-failed"] * 2):
                 excused["losses unknown to a process whose release the store did not answer"] += 1
+            elif reported == ["released"] and any(
+                since <= body.end and body.begin <= at for since, at in splits
+            ):
+                excused["losses unknown to a process whose release an old master executed"] += 1
             elif not reported and lives.awake(body, successor.begin) < ttl + _SLOW:
                 excused["losses that a process did not live to report"] += 1
             else:

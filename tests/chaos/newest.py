@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from tests.chaos.bodies import Body
+from tests.chaos.history import span
 from tests.chaos.verdict import Kind, Violation
 from tests.harness.journal import Record, events
 
@@ -22,14 +23,14 @@ def older_arguments(
     calls: dict[str, list[Record]] = defaultdict(list)
     for record in events(records, "called"):
         calls[record.task_id].append(record)
-    losses = [loss.at for loss in events(records, "loss")]
+    losses = [span(loss) for loss in events(records, "loss")]
     violations = []
     for body in found:
         newer = [c for c in calls[body.job] if c.at < body.asked and c.data["call"] > body.call]
         if not newer:
             continue
         answered = max(newer, key=lambda record: record.at)
-        if any(newer[0].at <= at <= body.begin for at in losses):
+        if any(newer[0].at <= at and since <= body.begin for since, at in losses):
             excused["older arguments after a loss of the store"] += 1
             continue
         text = f"{body.name} ran with call {body.call}, and had answered {answered.data['call']}"

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from tests.chaos.bodies import Body, by_key
+from tests.chaos.history import span
 from tests.chaos.verdict import Kind, Violation
 from tests.harness.journal import Record, events
 
@@ -44,7 +45,7 @@ def out_of_order(
     records: Sequence[Record], found: Iterable[Body], excused: Counter[str]
 ) -> list[Violation]:
     """Bodies of older calls that began after the body of a newer one, each once."""
-    order, losses = CallOrder(records), events(records, "loss")
+    order, losses = CallOrder(records), [span(loss) for loss in events(records, "loss")]
     violations = []
     for key, of_key in by_key(body for body in found if body.task.endswith(f".{_TASK}")).items():
         newest: Body | None = None
@@ -54,7 +55,9 @@ def out_of_order(
                 continue
             if body.job == newest.job or body.asked < newest.begin:
                 continue
-            if not order.is_promised or any(newest.begin <= one.at <= body.begin for one in losses):
+            if not order.is_promised or any(
+                newest.begin <= at and since <= body.begin for since, at in losses
+            ):
                 excused["older calls that began across a loss, or a step of the clock"] += 1
                 continue
             text = f"{body.name} began although the newer {newest.name} had begun"

@@ -1,4 +1,7 @@
-"""A timeline of each violation: the bodies of its key, what was broken, the time they shared."""
+"""The pictures of a campaign: what its processes used, and a timeline of each violation.
+
+A timeline has the bodies of the key, what was broken, and the time they shared.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from html import escape
 from pathlib import Path
 
 from example_project import svg
+from tests.chaos import usage
 from tests.chaos.bodies import Body, bodies
 from tests.chaos.campaign import Outcome
 from tests.chaos.verdict import Violation
@@ -36,9 +40,10 @@ text {{ font: 12px 'DejaVu Sans', sans-serif; fill: {INK}; }}
 
 
 def draw_all(outcome: Outcome) -> list[Path]:
-    """Write a picture of each of the first violations; returns the files."""
+    """Write the picture of the usage, and one of each of the first violations; the files."""
     found = bodies(outcome.records)
-    paths = []
+    paths = [outcome.directory / "usage.svg"]
+    paths[0].write_text(usage.draw(usage.usages(outcome.directory)))
     for number, violation in enumerate(outcome.verdict.violations[:MOST], start=1):
         path = outcome.directory / f"violation-{number}.svg"
         path.write_text(draw(violation, found, outcome.records))

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
+import redis
+from celery import Celery
+from kombu.exceptions import OperationalError as KombuError
+
+from tests.chaos.hosts import Worker
 from tests.chaos.schedule import Fault
 from tests.chaos.site import Post, Site, now, signal_all, stopped
 from tests.chaos.stacks import stacks
 from tests.harness.deliveries import wait_until
 from tests.harness.processes import TIMEOUT, is_running
-from tests.harness.worker import CeleryWorker
 
 #: Seconds a shutdown may take: the longest body, a redelivery, a slow machine.
 _LONGEST_SHUTDOWN = 40.0
 #: Seconds to wait for a body to strike, and between two looks for one.
 _PATIENCE = 2.0
 _POLL = 0.01
+#: The faults of pool processes.
+_OF_CHILDREN = ("kill-child", "stop-child", "revoke-running")
+#: Celery 5.7 then ends greenlets and acknowledges their messages: plain tasks are lost, too.
+_HARD_SHUTDOWNS = ("shutdown-soft", "shutdown-cold")
+#: How many of the newest waiting calls may be revoked: the older ones may be lost or over.
+_NEWEST = 8
 
 
 def kill_child(site: Site, post: Post, fault: Fault) -> None:
@@ -57,19 +68,22 @@ def kill_parent(site: Site, post: Post, fault: Fault) -> None:
 
 def stop_child(site: Site, post: Post, fault: Fault) -> None:
     """SIGSTOP one pool process for a while."""
-    pid = _working_child(site, _working(post), fault)
+    worker = _working(post)
+    pid = _working_child(site, worker, fault)
     if pid is not None:
-        _stop(site, [pid], fault.seconds)
+        stop(site, worker, [pid], fault.seconds)
 
 
 def stop_parent(site: Site, post: Post, fault: Fault) -> None:
     """SIGSTOP the parent alone for a while."""
-    _stop(site, [_working(post).pid], fault.seconds)
+    worker = _working(post)
+    stop(site, worker, [worker.pid], fault.seconds)
 
 
 def stop_worker(site: Site, post: Post, fault: Fault) -> None:
     """SIGSTOP parent and children for a while."""
-    _stop(site, _working(post).group(), fault.seconds)
+    worker = _working(post)
+    stop(site, worker, worker.group(), fault.seconds)
 
 
 def shutdown_warm(site: Site, post: Post, fault: Fault) -> None:
@@ -87,6 +101,27 @@ def shutdown_soft(site: Site, post: Post, fault: Fault) -> None:
     _shut_down(site, post, signal.SIGQUIT, "soft")
 
 
+def revoke_running(site: Site, post: Post, fault: Fault) -> None:
+    """Revoke a call whose body runs: its worker ends the pool process."""
+    worker = _working(post)
+    inside = site.progress.inside(worker)
+    if not inside:
+        return
+    pid, at = inside[0], now()
+    number = ("SIGTERM", "SIGKILL")[int(fault.chance * 1009) % 2]
+    if _revoke(site, site.progress.call_of(worker, pid), terminate=True, signal=number):
+        with suppress(AssertionError):  # the body had just ended, or the command did not arrive
+            _gone([pid], timeout=5)
+        site.write_deaths(worker, [pid], at, until=now())
+
+
+def revoke_waiting(site: Site, post: Post, fault: Fault) -> None:
+    """Revoke a call that no body has begun: it waits in the broker, a worker or a queue."""
+    waiting = site.progress.waiting()[-_NEWEST:]
+    if waiting:
+        _revoke(site, waiting[int(fault.chance * 1009) % len(waiting)])
+
+
 FAULTS: dict[str, Callable[[Site, Post, Fault], None]] = {
     "kill-child": kill_child,
     "kill-worker": kill_worker,
@@ -97,12 +132,14 @@ FAULTS: dict[str, Callable[[Site, Post, Fault], None]] = {
     "shutdown-warm": shutdown_warm,
     "shutdown-soft": shutdown_soft,
     "shutdown-cold": shutdown_cold,
+    "revoke-running": revoke_running,
+    "revoke-waiting": revoke_waiting,
 }
 
 
 def strike(site: Site, fault: Fault) -> str:
     """Do it to one worker and undo it; returns whom it struck."""
-    posts = site.posts
+    posts = struck_by(fault, site.posts)
     post = posts[int(fault.chance * len(posts)) % len(posts)]
     with post.busy:
         name = _working(post).name
@@ -110,30 +147,40 @@ def strike(site: Site, fault: Fault) -> str:
     return name
 
 
-def _working(post: Post) -> CeleryWorker:
-    assert post.worker is not None
-    return post.worker
+def struck_by(fault: Fault, posts: Sequence[Post]) -> Sequence[Post]:
+    """The workers to which the fault can be done: some faults are of pool processes."""
+    if fault.name in _OF_CHILDREN:
+        return [post for post in posts if post.pool == "prefork"]
+    if fault.name in _HARD_SHUTDOWNS:
+        return [post for post in posts if post.pool != "gevent"]
+    return posts
 
 
-def _working_child(site: Site, worker: CeleryWorker, fault: Fault) -> int | None:
-    """A child that is in a body, if there is one soon; else any, if there is any."""
-    deadline = now() + _PATIENCE
-    while not (inside := site.bodies.inside(worker.children())) and now() < deadline:
-        time.sleep(_POLL)  # the pause between two looks at the history
-    candidates = inside[:1] or worker.children()
-    # Another part of the same chance than the one that chose the worker.
-    return candidates[int(fault.chance * 1009) % len(candidates)] if candidates else None
-
-
-def _stop(site: Site, pids: list[int], seconds: float) -> None:
+def stop(site: Site, worker: Worker, pids: list[int], seconds: float) -> None:
+    """SIGSTOP some processes of a worker for a while."""
     for pid in pids:
-        site.history.write("stopped", pid=pid)
+        site.history.write("stopped", pid=worker.number_of(pid))
     signal_all(pids, signal.SIGSTOP)
     wait_until(lambda: all(stopped(pid) or not is_running(pid) for pid in pids), "they stand still")
     time.sleep(seconds)  # how long it lasts, as the timetable has it
     signal_all(pids, signal.SIGCONT)
     for pid in pids:
-        site.history.write("continued", pid=pid)
+        site.history.write("continued", pid=worker.number_of(pid))
+
+
+def _working(post: Post) -> Worker:
+    assert post.worker is not None
+    return post.worker
+
+
+def _working_child(site: Site, worker: Worker, fault: Fault) -> int | None:
+    """A child that is in a body, if there is one soon; else any, if there is any."""
+    deadline = now() + _PATIENCE
+    while not (inside := site.progress.inside(worker)) and now() < deadline:
+        time.sleep(_POLL)  # the pause between two looks at the history
+    candidates = inside[:1] or worker.children()
+    # Another part of the same chance than the one that chose the worker.
+    return candidates[int(fault.chance * 1009) % len(candidates)] if candidates else None
 
 
 def _shut_down(
@@ -160,6 +207,20 @@ def _shut_down(
         site.history.write("down", worker=worker.hostname, how=how, at=at, until=now())
     site.history.mine().note(f"{how} shutdown of {worker.name} ended {patience}")
     site.start_worker(post, soft=next_soft)
+
+
+def _revoke(site: Site, call: str, **options: Any) -> bool:
+    """Ask all workers to revoke a call; whether the broker took the command."""
+    # Noted first: a worker may carry it out at once.
+    site.history.write("revoked", task_id=call)
+    transport = {"max_retries": 1, "socket_timeout": 1, "socket_connect_timeout": 1}
+    with Celery(broker=site.broker.url(0), set_as_current=False) as app:
+        app.conf.broker_transport_options = transport
+        try:
+            app.control.revoke(call, **options)
+        except (KombuError, OSError, redis.RedisError):
+            return False  # it is away
+    return True
 
 
 def _gone(pids: list[int], timeout: float = TIMEOUT) -> None:

@@ -64,10 +64,11 @@ class Proxy:
     Args:
         target: The server's port on 127.0.0.1.
         seed: The seed of the chances that it takes.
+        address: Where it listens.
     """
 
-    def __init__(self, target: int, *, seed: int = 0) -> None:
-        self._target = target
+    def __init__(self, target: int, *, seed: int = 0, address: str = "127.0.0.1") -> None:
+        self._target, self._address = target, address
         self._random = random.Random(seed)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -122,7 +123,7 @@ class Proxy:
     # --- on the loop's thread --------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, self._address, 0)
 
     async def _close(self) -> None:
         assert self._server is not None

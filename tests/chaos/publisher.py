@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from celery import uuid
 from celery.exceptions import OperationalError as CeleryError
 from kombu.exceptions import OperationalError
+
+from celery_singleton_lock import StoreError
+from tests.chaos.bodies import LIMITS
+from tests.chaos.queues import QUEUED
 
 #: What is published, and how often in relation to each other.
 MIX = {
@@ -18,6 +24,9 @@ MIX = {
     "heedless": 1,
     "lasting": 2,
     "waiting": 1,
+    "limited": 4,
+    "held": 2,
+    "held_async": 2,
     "latest": 2,
     "newest": 4,
     "debounced": 4,
@@ -25,6 +34,9 @@ MIX = {
     "early": 2,
     "plain": 2,
 }
+
+#: What is published instead by a campaign of the queue of a key.
+QUEUE_MIX = {"queued": 3, "queued_early": 2}
 
 #: Tasks whose calls are numbered, because their messages run with the newest arguments.
 NUMBERED = frozenset({"newest", "debounced"})
@@ -54,6 +66,10 @@ LENGTHS = (
     Length(weight=2, steps=3, shortest=0.3, longest=0.9),
     Length(weight=1, steps=4, shortest=0.9, longest=1.4),
 )
+#: The keys of calls that wait in queues: few, so that some are waiting at any time.
+_QUEUES = 3
+#: The share of these calls that have a countdown, and so no place before a worker receives them.
+_TIMED = 0.2
 #: The length of `lasting`: many of its bodies run when the store restarts.
 _LASTING = LENGTHS[-1]
 
@@ -96,16 +112,34 @@ class Publisher:
             # A key of its own: the lease of one that was killed would hold up others for long.
             self._lasting += 1
             length, key = _LASTING, f"lasting{self._lasting}"
+        if name in LIMITS:
+            key = name  # one key, so that more of its calls than the limit are waiting at any time
+        if name in QUEUED:
+            key = f"queue{chances.randrange(_QUEUES)}"
         seconds = chances.uniform(length.shortest, length.longest)
         task: Any = getattr(self._module, name)
         arguments = [key, length.steps, round(seconds, 3)]
         if name in NUMBERED:
             self._calls += 1
             arguments.append(self._calls)
+        if name in QUEUED:
+            return self._queue(task, arguments)
         try:
             result = task.apply_async(arguments, retry=False)
         except (OperationalError, CeleryError, OSError):
             return False  # the broker is down
         if name in NUMBERED:
             self._module.called(result.id, self._calls)
+        return True
+
+    def _queue(self, task: Any, arguments: list[Any]) -> bool:
+        """One call that takes a place in the queue of its key; some take it when they arrive."""
+        task_id, entered = uuid(), time.monotonic()
+        countdown = 0.01 if self._random.random() < _TIMED else None
+        try:
+            task.apply_async(arguments, task_id=task_id, retry=False, countdown=countdown)
+        except (OperationalError, CeleryError, OSError, StoreError) as error:
+            self._module.unsent(task_id, known="unknown" not in str(error))
+            return False
+        self._module.returned(task_id, entered, placed=countdown is None)
         return True

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from tests.chaos.bodies import bodies
 from tests.chaos.campaign import Outcome
+from tests.chaos.story import story
+from tests.chaos.usage import changes, usages
 from tests.chaos.verdict import Kind
 from tests.harness.journal import events
 
@@ -22,17 +25,25 @@ def _lines(outcome: Outcome) -> Iterator[str]:
     campaign, verdict = outcome.campaign, outcome.verdict
     plan = campaign.plan
     broken = f", broken: {plan.broken}" if plan.broken else ""
+    hosts = f" on {plan.hosts} hosts" if plan.hosts else ""
+    beside = f" and one of {plan.concurrency} {plan.beside}" if plan.beside else ""
+    processes = f"{plan.concurrency} processes{beside}{hosts}, {plan.store}"
     yield (
         f"seed {campaign.seed}: {campaign.seconds:g} s of faults, {outcome.seconds:.0f} s in all;"
-        f" {plan.workers} workers of {plan.concurrency} processes, ttl {plan.ttl:g} s{broken}"
+        f" {plan.workers} workers of {processes}, ttl {plan.ttl:g} s{broken}"
     )
     for what, count in verdict.counts.items():
         yield f"  {count:7d}  {what}"
     struck = Counter(record.data["name"] for record in events(outcome.records, "fault"))
     yield "  faults: " + ", ".join(f"{name} {count}" for name, count in sorted(struck.items()))
+    for line in changes(usages(outcome.directory)):
+        yield f"  {line}"
     for reason, count in sorted(verdict.excused.items()):
         yield f"  not promised: {count} {reason}"
     for kind in Kind:
         yield f"  {len(verdict.of(kind)):7d}  violations: {kind}"
+    found = bodies(outcome.records)
     for violation in verdict.violations[:_MOST_PRINTED]:
         yield f"  ! {violation.kind}: {violation.text}"
+        for line in story(violation, found, outcome.records):
+            yield f"      {line}"

@@ -118,6 +118,7 @@ def _faults(
     """The faults between its process and the store, and those of the store after ``accepted``."""
     for fault in events(records, "fault"):
         lane, target = _LANES.get(fault.data["name"]), fault.data["target"]
+        of_all = lane is Lane.STORE and fault.at > accepted
         on_its_way = target == "all" or body.worker.startswith(f"{target}-")
-        if (lane is Lane.NETWORK and on_its_way) or (lane is Lane.STORE and fault.at > accepted):
+        if of_all or (lane in (Lane.NETWORK, Lane.HOST) and on_its_way):
             yield fault.at, fault.data["end"]

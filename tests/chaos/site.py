@@ -18,18 +18,28 @@ from typing import Self, TypeVar
 
 import redis
 
-from example_project.private_server import PrivateServer
+from example_project.private_server import PrivateServer, find_valkey
 from tests.chaos.beats import Beats
+from tests.chaos.clocks import HostClock, SteppedClock
 from tests.chaos.history import VARIABLE, History
+from tests.chaos.hosts import BROKER, STORE, Host, Worker
+from tests.chaos.promises import PROMISES
+from tests.chaos.promises import STORE as CHAOS_STORE
 from tests.chaos.proxy import Proxy
-from tests.chaos.stepped_clock import SteppedClock
+from tests.chaos.store_kinds import Members, keys_left, open_members
+from tests.harness.addresses import LOCAL, redis_arguments
 from tests.harness.processes import is_running
-from tests.harness.worker import CeleryWorker
 
 Answer = TypeVar("Answer")
 
 #: The login of the code that breaks things; the workers' is the default one.
 ADMIN, PASSWORD = "chaos", "chaos"
+
+#: Seconds per second by which the wall clocks of three hosts drift; 1 % is far more than any does.
+_DRIFTS = (0.01, -0.01, 0.003)
+
+#: The options of three workers in turn.
+_POOLS_THAT_CHANGE = ((), ("--max-tasks-per-child", "5"), ("--autoscale", "4,1"))
 
 #: Seconds. Longer than the longest put-back pause of a job, shorter than the longest body.
 VISIBILITY_TIMEOUT = 3.0
@@ -45,12 +55,18 @@ class Plan:
         workers: How many.
         concurrency: Pool processes of each; threads if ``pool`` says so.
         pool: The pool of each.
+        beside: The pool of another worker beside them; empty: there is none.
         beats: How many, of one schedule.
         observer: Seconds that an observer of losses takes, now and then.
         broken: The breakage, see tests.chaos.broken; empty for none.
         compares: Whether the resource compares fences.
         visibility_timeout: Seconds.
         clock: Whether the store's clock can be stepped.
+        churn: Whether calls are revoked, and two of three workers replace their pool processes
+            after a few tasks, or change their number.
+        store: What locks; a name of tests.chaos.promises.
+        hosts: How many hosts the workers are on, in turn; 0: all are beside the campaign.
+        wall_clocks: Whether each host has a wall clock of its own; needs libfaketime.
     """
 
     app: str = "tests.chaos.app"
@@ -58,44 +74,69 @@ class Plan:
     workers: int = 2
     concurrency: int = 4
     pool: str = "prefork"
+    beside: str = ""
     beats: int = 0
     observer: float = 3.0
     broken: str = ""
     compares: bool = True
     visibility_timeout: float = VISIBILITY_TIMEOUT
     clock: bool = False
+    churn: bool = False
+    store: str = "redis"
+    hosts: int = 0
+    wall_clocks: bool = False
 
 
-class RunningBodies:
-    """Which processes are in a body now, by a history in ``directory``; for one thread."""
+class Progress:
+    """Which calls wait and run now, by a history in ``directory``; for one thread."""
 
     def __init__(self, directory: Path) -> None:
         self._history = History(directory)
-        self._until: dict[int, float] = {}
+        self._bodies: dict[int, tuple[float, str]] = {}  # when it should end, and its call
+        self._waiting: dict[str, None] = {}
 
-    def inside(self, pids: list[int]) -> list[int]:
-        """Those of ``pids`` that are in a body, the one that should take longest first."""
+    def inside(self, worker: Worker) -> list[int]:
+        """The children that are in a body, the one that should take longest first."""
+        self._read()
+        bodies = {pid: self._bodies.get(worker.number_of(pid)) for pid in worker.children()}
+        inside = [(body[0], pid) for pid, body in bodies.items() if body is not None]
+        return [pid for _, pid in sorted(inside, reverse=True)]
+
+    def call_of(self, worker: Worker, pid: int) -> str:
+        """The call whose body a child was in, as of the last look."""
+        return self._bodies[worker.number_of(pid)][1]
+
+    def waiting(self) -> list[str]:
+        """The calls that no body of theirs has begun, the oldest first."""
+        self._read()
+        return [*self._waiting]
+
+    def _read(self) -> None:
         for record in self._history.news():
-            if record.event == "start":
-                self._until[record.pid] = record.at + record.data["planned"]
+            if record.event == "published":
+                self._waiting[record.task_id] = None
+            elif record.event == "start":
+                self._waiting.pop(record.task_id, None)
+                self._bodies[record.pid] = record.at + record.data["planned"], record.task_id
             elif record.event == "end":
-                self._until.pop(record.pid, None)
-        return sorted((pid for pid in pids if pid in self._until), key=self._until.__getitem__)[
-            ::-1
-        ]
+                self._bodies.pop(record.pid, None)
+            elif record.event == "skip":
+                self._waiting.pop(record.task_id, None)
 
 
 class Post:
-    """The place of one worker: its proxy, the present worker, and the former ones.
+    """The place of one worker: its pool, host and proxy (if any), and all workers that were at it.
 
     A new worker gets a new name: what was noted of the old one is not its own.
     """
 
-    def __init__(self, name: str, proxy: Proxy) -> None:
+    def __init__(self, name: str, pool: str, proxy: Proxy | None, host: Host | None) -> None:
         self.name = name
+        self.pool = pool
         self.proxy = proxy
-        self.worker: CeleryWorker | None = None
-        self.former: list[CeleryWorker] = []
+        self.host = host
+        self.worker: Worker | None = None
+        self.former: list[Worker] = []
         # Whether a fault is at it: then no other part wonders that the worker is gone.
         self.busy = threading.Lock()
 
@@ -114,7 +155,7 @@ class Site:
         self.directory = directory
         self.history = History(directory / "history")
         #: Used only by the lane that strikes processes.
-        self.bodies = RunningBodies(self.history.directory)
+        self.progress = Progress(self.history.directory)
         self._seed = seed
         self._stack = ExitStack()
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starter")
@@ -125,10 +166,27 @@ class Site:
         with ExitStack() as stack:
             stack.callback(self._starter.shutdown)
             self.clock = SteppedClock(self.directory) if self.plan.clock else None
-            self.broker = self._server(stack)
-            self.store = self._server(stack, *self._store_options())
+            # Reached by the campaign as 127.0.0.1, by the hosts at its address.
+            self.broker = self._server(
+                stack, *redis_arguments(BROKER if self.plan.hosts else LOCAL)
+            )
+            #: The store, if it has several members; then `store` is not used.
+            self.members: Members | None = None
+            if PROMISES[self.plan.store].through_proxies:
+                self.store = self._server(stack, *self._store_options())
+            else:
+                address = STORE if self.plan.hosts else LOCAL
+                self.members = open_members(
+                    self.plan.store, stack, address, self.in_starter, self.history
+                )
             self.beats = self._beats(stack) if self.plan.beats else None
-            self.posts = [self._post(stack, number) for number in range(self.plan.workers)]
+            hosts = [self._host(stack, number) for number in range(1, self.plan.hosts + 1)]
+            pools = [self.plan.pool] * self.plan.workers
+            pools += [self.plan.beside] if self.plan.beside else []
+            self.posts = [
+                self._post(stack, number, pool, hosts[number % len(hosts)] if hosts else None)
+                for number, pool in enumerate(pools)
+            ]
             self._stack = stack.pop_all()
         return self
 
@@ -141,7 +199,8 @@ class Site:
         return {
             "BROKER_URL": self.broker.url(0),
             "RESULT_URL": self.broker.url(1),
-            "LOCK_URL": self.store.url(),
+            "LOCK_URL": self.members.url if self.members else self._lock_url(self.store.port),
+            CHAOS_STORE: self.plan.store,
             "TTL": str(self.plan.ttl),
             "VISIBILITY_TIMEOUT": str(self.plan.visibility_timeout),
             "CHAOS_BROKEN": self.plan.broken,
@@ -172,50 +231,75 @@ class Site:
         name = f"{post.name}-{self._generation}"
         environment = {
             **self.environment,
-            "LOCK_URL": f"redis://127.0.0.1:{post.proxy.port}/0",
             "SOFT_SHUTDOWN": str(soft),
         }
-        worker = CeleryWorker(
+        if post.pool != self.plan.pool:
+            # A body on a thread is interrupted when its sleep ends. Only the signal shows that its
+            # process was notified of a loss in time, and a slow observer would delay that.
+            environment["CHAOS_OBSERVER"] = "0"
+        if post.proxy is not None:
+            address = STORE if post.host else LOCAL
+            environment["LOCK_URL"] = self._lock_url(post.proxy.port, address)
+        if post.host is not None:
+            for url in ("BROKER_URL", "RESULT_URL"):
+                environment[url] = environment[url].replace(LOCAL, BROKER)
+        worker = Worker(
             self.plan.app,
-            pool=self.plan.pool,
+            host=post.host,
+            pool=post.pool,
             concurrency=self.plan.concurrency,
             name=name,
             env=environment,
+            args=_POOLS_THAT_CHANGE[self._generation % 3] if self._changes(post) else (),
         )
         if post.worker is not None:
             post.former.append(post.worker)
         post.worker = worker
         self.in_starter(worker.start)
 
-    def workers(self) -> list[CeleryWorker]:
+    def _changes(self, post: Post) -> bool:
+        return self.plan.churn and post.pool == "prefork"
+
+    def workers(self) -> list[Worker]:
         """All that were started, the living ones too."""
         now = [post.worker for post in self.posts if post.worker is not None]
         return [*now, *(worker for post in self.posts for worker in post.former)]
 
     def write_deaths(
-        self, worker: CeleryWorker, pids: list[int], at: float, *, until: float | None = None
+        self, worker: Worker, pids: list[int], at: float, *, until: float | None = None
     ) -> None:
         """Write down that those of ``pids`` that are gone died between ``at`` and ``until``."""
         for pid in pids:
             if not is_running(pid):
+                number = worker.number_of(pid)
                 self.history.write(
-                    "death", pid=pid, at=at, worker=worker.hostname, until=until or at
+                    "death", pid=number, at=at, worker=worker.hostname, until=until or at
                 )
 
     def replace_store(self, server: PrivateServer) -> None:
         """From now on ``server`` is the store; no connection leads to the old one."""
         for post in self.posts:
-            post.proxy.lead_to(server.port)
+            if post.proxy is not None:
+                post.proxy.lead_to(server.port)
         if self.beats is not None:
             self.beats.lead_to(server.port)
         self.store = server
+
+    def keys_left(self) -> dict[str, str]:
+        """What should not be in a store that is used no more, and why; by key."""
+        if self.members is not None:
+            return self.members.keys_left()
+        with self.admin() as admin:
+            return keys_left(admin)
 
     def new_server(self) -> PrivateServer:
         """Another store server; it ends with the site."""
         return self._server(self._stack, *self._store_options())
 
     def _server(self, stack: ExitStack, *arguments: str) -> PrivateServer:
-        binary = str(self.clock.program) if self.clock and arguments else None
+        binary = None
+        if arguments[:1] == ("--user",):  # the store's
+            binary = str(self.clock.program) if self.clock else self._store_binary()
         server = PrivateServer(binary=binary, appendonly=True, arguments=arguments)
         self.in_starter(server.start)
         stack.callback(lambda: self._end_server(server))
@@ -231,11 +315,18 @@ class Site:
         user = ["--user", ADMIN, "on", f">{PASSWORD}", "~*", "&*", "+@all"]
         return [*user, "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
 
+    def _store_binary(self) -> str | None:
+        return find_valkey() if self.plan.store == "valkey" else None
+
+    def _lock_url(self, port: int, address: str = LOCAL) -> str:
+        return f"{self.plan.store}://{address}:{port}/0"
+
     def _beats(self, stack: ExitStack) -> Beats:
-        ports = {"broker": self.broker.port, "store": self.store.port}
         beats = Beats(
             stack,
-            **ports,
+            broker=self.broker.port,
+            store=None if self.members else self.store.port,
+            lock_url=self.environment["LOCK_URL"],
             count=self.plan.beats,
             directory=self.directory,
             broken=self.plan.broken,
@@ -244,9 +335,24 @@ class Site:
             self.in_starter(post.beat.start)
         return beats
 
-    def _post(self, stack: ExitStack, number: int) -> Post:
-        proxy = stack.enter_context(Proxy(self.store.port, seed=self._seed + number))
-        post = Post(f"w{number}", proxy)
+    def _host(self, stack: ExitStack, number: int) -> Host:
+        clock = None
+        if self.plan.wall_clocks:
+            clock = HostClock(self.directory / f"host-{number}-clock", _DRIFTS[number % 3])
+            stack.callback(clock.stop)
+        # The last two have one name.
+        host = Host(number, f"host-{min(number, max(self.plan.hosts - 1, 1))}", clock)
+        stack.callback(host.stop)
+        self.in_starter(host.start)
+        return host
+
+    def _post(self, stack: ExitStack, number: int, pool: str, host: Host | None) -> Post:
+        proxy = None
+        if self.members is None:
+            address = STORE if host else LOCAL
+            proxy = Proxy(self.store.port, seed=self._seed + number, address=address)
+            stack.enter_context(proxy)
+        post = Post(f"w{number}", pool, proxy, host)
         stack.callback(lambda: self._end_post(post))
         return post
 

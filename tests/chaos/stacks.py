@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from tests.chaos.history import own_number
 from tests.harness.processes import Process
 
 #: Not a signal of Celery's or billiard's, nor the one that interrupts a body (SIGRTMIN + 11).
@@ -33,11 +34,11 @@ def dump_on_signal(directory: Path) -> None:
 
 
 def _register(directory: Path) -> None:
-    faulthandler.register(_SIGNAL, file=_path(directory, os.getpid()).open("w"), all_threads=True)
+    faulthandler.register(_SIGNAL, file=_path(directory, own_number()).open("w"), all_threads=True)
 
 
-def _path(directory: Path, pid: int) -> Path:
-    return directory / f"{pid}.stacks"
+def _path(directory: Path, number: int) -> Path:
+    return directory / f"{number}.stacks"
 
 
 def stacks(worker: Process, directory: Path) -> str:
@@ -53,7 +54,10 @@ def dumps(worker: Process, directory: Path) -> str:
         directory: The directory of the dumps.
     """
     pids = [worker.pid, *worker.children()]
-    return "\n".join(f"{HEAD}{pid}:\n{_dump(_path(directory, pid), pid)}" for pid in pids)
+    paths = [_path(directory, worker.number_of(pid)) for pid in pids]
+    return "\n".join(
+        f"{HEAD}{pid}:\n{_dump(path, pid)}" for pid, path in zip(pids, paths, strict=True)
+    )
 
 
 def _printed_by_celery(worker: Process) -> str:

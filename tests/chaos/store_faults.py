@@ -15,11 +15,10 @@ from tests.chaos import beats
 from tests.chaos.proxy import Kind, Mode
 from tests.chaos.schedule import Fault, Lane
 from tests.chaos.site import Site, now
+from tests.chaos.store_kinds import wall_fence
 from tests.harness.deliveries import wait_until
 from tests.harness.sentinels import cut_replication
 
-#: Microseconds per second: fences are microseconds of the server's clock.
-_MICRO = 1_000_000
 #: Rights that stay when the rest is taken.
 _NO_RIGHTS = ("-@all", "+ping", "+hello", "+auth", "+select", "+client")
 
@@ -39,19 +38,23 @@ def strike_network(site: Site, fault: Fault) -> str:
         "slow": Mode(kind=Kind.SLOW, delay=site.plan.ttl * 0.12 * (0.2 + fault.chance)),
         "lose-replies": Mode(kind=Kind.LOSE_REPLIES, probability=0.1 + 0.5 * fault.chance),
     }
-    for post in posts:
-        post.proxy.set(modes[fault.name])
+    proxies = [post.proxy for post in posts if post.proxy is not None]
+    for proxy in proxies:
+        proxy.set(modes[fault.name])
     try:
         time.sleep(fault.seconds)
     finally:
-        for post in posts:
-            post.proxy.set(Mode())
+        for proxy in proxies:
+            proxy.set(Mode())
     return "all" if everyone else one.name
 
 
 def strike_store(site: Site, fault: Fault) -> str:
     """Disturb the lock store itself."""
-    STORE_FAULTS[fault.name](site, fault.seconds, fault.chance)
+    if site.members is not None:
+        site.members.faults[fault.name](fault.seconds, fault.chance)
+    else:
+        STORE_FAULTS[fault.name](site, fault.seconds, fault.chance)
     return "store"
 
 
@@ -97,7 +100,7 @@ def restart_kept(site: Site, seconds: float, chance: float) -> None:
 
 def restart_empty(site: Site, seconds: float, chance: float) -> None:
     """SIGKILL, and a start with nothing."""
-    killed, fence_from = now(), _wall_fence()
+    killed, fence_from = now(), wall_fence()
     site.in_starter(site.store.kill)
     _write_loss(site, "restart-empty", fence_from)
     shutil.rmtree(site.store.directory / "appendonlydir", ignore_errors=True)
@@ -140,11 +143,12 @@ def failover(site: Site, seconds: float, chance: float) -> None:
         # Not by an argument: a later restart would make it a replica again.
         admin.execute_command("REPLICAOF", "127.0.0.1", str(old.port))
     wait_until(partial(_in_step, site, new), "the replica is in step", timeout=60)
+    lost_from = now()
     cut_replication(old, [new])
     time.sleep(seconds)  # what is acknowledged meanwhile will be lost
-    fence_from = _wall_fence()
+    fence_from = wall_fence()
     site.in_starter(old.kill)
-    _write_loss(site, "failover", fence_from)
+    _write_loss(site, "failover", fence_from, lost_from=lost_from)
     with site.admin(new) as admin:
         admin.execute_command("REPLICAOF", "NO", "ONE")
         admin.config_set("masterauth", "")
@@ -201,13 +205,9 @@ STRIKES: dict[Lane, Callable[[Site, Fault], str]] = {
 }
 
 
-def _wall_fence() -> int:
-    """What the server would give as a fence now."""
-    return int(time.time() * _MICRO)
-
-
-def _write_loss(site: Site, name: str, fence_from: int) -> None:
-    site.history.write("loss", name=name, fence_from=fence_from, fence_to=_wall_fence())
+def _write_loss(site: Site, name: str, fence_from: int, **fields: float) -> None:
+    fences = {"fence_from": fence_from, "fence_to": wall_fence()}
+    site.history.write("loss", name=name, **fences, **fields)
 
 
 def _highest_fence(site: Site) -> int:

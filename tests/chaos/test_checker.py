@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import celery_singleton_lock
 from tests.chaos.bodies import Section, bodies
 from tests.chaos.checker import judge
+from tests.chaos.promises import PROMISES, Promise
 from tests.chaos.resource import Write
 from tests.chaos.stacks import HEAD
 from tests.chaos.verdict import Kind, Verdict
@@ -62,6 +64,7 @@ class Story:
         attempt: int = 0,
         task: str = "late",
         call: int = 0,
+        lease: str = "",
     ) -> Story:
         """A body of one step, which takes all of it; ``end`` None: it doesn't end."""
         job = job or f"job-{run}"
@@ -73,6 +76,8 @@ class Story:
             "attempt": attempt,
             "call": call,
         }
+        if lease:
+            facts["lease"] = lease
         self.add("taken", begin, task_id=job, worker="w", copy=[attempt, 0], pid=pid)
         self.add("start", begin, run=run, task_id=job, key="k", fence=fence, pid=pid, **facts)
         self.add("check", begin, run=run, key="k", until=until, pid=pid)
@@ -82,9 +87,15 @@ class Story:
             self.add("end", end, run=run, task_id=job, key="k", error=error, pid=pid)
         return self
 
-    def judge(self, writes: Sequence[Write] = (), *, drained: bool = True) -> Verdict:
+    def judge(
+        self,
+        writes: Sequence[Write] = (),
+        *,
+        drained: bool = True,
+        promise: Promise = replace(PROMISES["redis"], fences=False),  # noqa: B008
+    ) -> Verdict:
         records = sorted(self.records, key=lambda record: record.at)
-        return judge(records, {"k": writes}, TTL, drained=drained)
+        return judge(records, {"k": writes}, TTL, drained=drained, promise=promise)
 
     def kinds(self, **options: Any) -> list[Kind]:
         return [violation.kind for violation in self.judge(**options).violations]
@@ -196,6 +207,54 @@ def test_leases_on_one_side_of_a_loss_may_not_overlap() -> None:
     assert story.kinds() == [Kind.OVERLAP]
 
 
+# More bodies at once than a limit permits.
+
+
+def limited(*times: tuple[float, float], fence: int | None = None) -> Story:
+    """Bodies of a task with a limit of two, each from when to when."""
+    story = Story()
+    for pid, (begin, end) in enumerate(times):
+        story.body("abcd"[pid], begin, end, pid=pid, task="limited", fence=fence)
+    return story
+
+
+def test_as_many_bodies_at_once_as_the_limit_permits_are_no_overlap() -> None:
+    story = limited((1, 9), (2, 5), (5, 8), (8.5, 9))
+    assert story.judge().violations == ()
+    assert story.judge().counts["bodies at once, of which a limit permits two"] == 3
+
+
+def test_one_body_more_than_the_limit_permits_is_an_overlap() -> None:
+    (violation,) = limited((1, 9), (2, 5), (4.9, 8)).judge().violations
+    assert (violation.kind, violation.runs) == (Kind.OVERLAP, ("a", "b", "c"))
+    assert "for 0.100 s" in violation.text
+
+
+def test_each_group_of_more_bodies_than_the_limit_permits_is_found_once() -> None:
+    story = limited((1, 9), (2, 9), (3, 9), (4, 9))
+    story.add("check", 5, run="a", key="k", until=1e9)
+    groups = {violation.runs for violation in story.judge().of(Kind.OVERLAP)}
+    assert groups == {("a", "b", "c"), ("a", "b", "d"), ("a", "c", "d"), ("b", "c", "d")}
+    assert len(story.judge().violations) == 4
+
+
+def test_a_loss_excuses_a_third_body_only_if_it_lies_between_the_grants_of_the_three() -> None:
+    for at, excuses in ((0.5, 0), (3.5, 1), (4.5, 0)):
+        story = limited((1, 9), (2, 9), (4, 5)).add("loss", at, fence_from=20, fence_to=20)
+        assert len(story.judge().violations) == 1 - excuses, at
+        assert sum(story.judge().excused.values()) == excuses
+
+
+def test_three_bodies_on_one_side_of_a_loss_are_an_overlap_whatever_is_on_the_other() -> None:
+    story = limited((1, 9), (3, 9), (4, 9), (5, 9)).add("loss", 2, fence_from=20, fence_to=20)
+    (violation,) = story.judge().violations
+    assert violation.runs == ("b", "c", "d")
+
+
+def test_a_body_of_a_limit_needs_no_fence() -> None:
+    assert limited((1, 2)).kinds(promise=PROMISES["etcd"]) == []
+
+
 # Losses that have to be reported.
 
 
@@ -290,6 +349,47 @@ def test_a_loss_is_not_missed_before_it_had_time_to_be_reported() -> None:
 def test_a_lease_whose_successor_began_after_its_body_had_ended_was_not_lost() -> None:
     story = Story().body("a", 1, 2, fence=10).add("released", 2.2, task_id="job-a", fence=10)
     assert story.body("b", 2.1, 3, fence=20, pid=2).kinds() == []
+
+
+# A hold() in a plain task.
+
+
+def held(*, error: str | None = None) -> Story:
+    """A hold() whose successor began while it was not over."""
+    story = Story().body(
+        "a", 1, 6, fence=10, until=1.5, sure=False, task="held", lease="hold-1", error=error
+    )
+    return story.body("b", 2, 3, fence=20, pid=2).add("skip", 60, task_id="other", pid=9)
+
+
+def test_a_hold_and_a_task_of_one_key_at_once_are_an_overlap() -> None:
+    story = Story().body("a", 1, 3, task="held", lease="hold-1").body("b", 2, 4, pid=2)
+    assert story.kinds() == [Kind.OVERLAP]
+
+
+def test_the_loss_of_a_hold_is_reported_by_the_id_of_its_lease() -> None:
+    assert held().add("lost", 6.1, task_id="hold-1", fence=10).kinds() == []
+    assert held().add("released", 6.1, task_id="hold-1", fence=10).kinds() == [Kind.RELEASED]
+    assert held().add("lost", 6.1, task_id="job-a", fence=10).kinds() == [Kind.UNREPORTED]
+
+
+def test_a_hold_needs_a_fence_where_the_store_has_fences() -> None:
+    story = Story().body("a", 1, 2, task="held", lease="hold-1")
+    assert story.kinds(promise=PROMISES["etcd"]) == [Kind.FENCE]
+
+
+def test_a_plain_task_whose_hold_was_lost_has_to_succeed_later() -> None:
+    story = held(error="LeaseLost").add("lost", 6.1, task_id="hold-1", fence=10)
+    story.published("job-a", "held")
+    left(story, "job-a", 6.2, "RETRY")
+    assert story.kinds() == [Kind.JOB_LOST]
+    assert story.body("c", 8, 9, fence=30, job="job-a", task="held", attempt=1).kinds() == []
+
+
+def test_a_plain_task_may_run_again_after_its_success() -> None:
+    story = Story().published("j", "held").body("a", 1, 2, job="j", task="held", lease="hold-1")
+    left(story.add("released", 2.1, task_id="hold-1"), "j", 2.2, "SUCCESS")
+    assert story.body("b", 5, 6, job="j", task="held", lease="hold-2").kinds() == []
 
 
 # Holders that have to be notified of a restart without data.
@@ -672,6 +772,13 @@ def test_a_job_that_a_shutdown_struck_before_its_success_was_recorded_may_run_ag
     assert story.body("b", 5, 6, job="j").kinds() == []
 
 
+def test_a_job_whose_end_the_store_has_not_taken_may_run_again() -> None:
+    story = done(Story().published("j"), "a", "j", 1).add("not-marked", 2.3, task_id="j", pid=7)
+    story.body("b", 5, 6, job="j")
+    assert story.kinds() == [Kind.RUN_AGAIN], "another process has said so"
+    assert story.add("not-marked", 2.3, task_id="j").kinds() == []
+
+
 def test_an_early_job_may_run_again() -> None:
     story = Story().published("j", "early").taken("j", 1)
     story.body("a", 1, 2, job="j", late=False).add("released", 2.1, task_id="j")
@@ -698,6 +805,67 @@ def test_a_job_may_run_again_after_a_loss_of_the_store() -> None:
 )
 def test_what_the_campaign_wrote_down_is_a_violation(event: str, kind: Kind) -> None:
     assert Story().add(event, 1, text="it was so").kinds() == [kind]
+
+
+# What the stores promise differs.
+
+
+def failed_over(*, since: float, at: float) -> Story:
+    """Two bodies at once, whose leases two servers granted in a failover."""
+    story = Story().body("a", 1, 5, fence=100).body("b", 2, 3, fence=200, pid=2)
+    return story.add("loss", at, name="leader-moved", since=since, fence_from=90, fence_to=150)
+
+
+@pytest.mark.parametrize("store", sorted(PROMISES))
+def test_an_overlap_across_a_loss_is_promised_never_to_happen_by_some_stores(store: str) -> None:
+    promise = PROMISES[store]
+    found = failed_over(since=0.5, at=1.5).judge(promise=promise).of(Kind.OVERLAP)
+    assert bool(found) is (store in ("redlock", "etcd", "zookeeper"))
+
+
+def test_a_body_without_a_promised_fence_is_found() -> None:
+    kinds = Story().published("job-a").body("a", 1, 2).kinds(promise=PROMISES["etcd"])
+    assert kinds == [Kind.FENCE]
+
+
+def released_late(*, since: float, at: float) -> Story:
+    story = failed_over(since=since, at=at)
+    story.add("released", 5.1, task_id="job-a", fence=100)
+    return story.add("lost", 2.5, task_id="job-b", fence=200)
+
+
+def test_a_release_that_an_old_master_has_executed_is_counted_and_no_violation() -> None:
+    verdict = released_late(since=0.5, at=6).judge()
+    assert not verdict.of(Kind.RELEASED)
+    assert verdict.excused["losses unknown to a process whose release an old master executed"] == 1
+
+
+def test_a_release_after_the_old_master_was_demoted_is_no_excuse() -> None:
+    assert released_late(since=-2, at=0.5).judge().of(Kind.RELEASED)
+
+
+@pytest.mark.parametrize(("store", "kinds"), [("redlock", []), ("etcd", [Kind.RUN_AGAIN])])
+def test_a_store_that_loses_markers_may_run_a_job_again(store: str, kinds: list[Kind]) -> None:
+    story = Story().published("j").body("a", 1, 2, job="j", fence=1)
+    story.add("released", 2.1, task_id="j", fence=1)
+    story.add("left", 2.2, task_id="j", state="SUCCESS")
+    story.add("loss", 3.5, name="minority-emptied", since=3, fence_from=50, fence_to=60)
+    story.body("b", 4, 5, job="j", pid=2, fence=2)
+    assert story.kinds(promise=PROMISES[store]) == kinds
+
+
+CLAIM = "csl:{celery:0}:claim|newest|k: held: q j+1 queued {}"
+
+
+@pytest.mark.parametrize("begin", ["since", "lost_from"])
+@pytest.mark.parametrize(("since", "kinds"), [(0.5, []), (2.5, [Kind.KEY_LEFT])])
+def test_a_claim_is_left_only_if_its_end_was_in_a_failover(
+    begin: str, since: float, kinds: list[Kind]
+) -> None:
+    story = Story().published("j").body("a", 1, 2, job="j", task="newest", fence=1)
+    window: dict[str, Any] = {begin: since}
+    story.add("loss", 3, name="failover", fence_from=5, fence_to=6, **window)
+    assert story.add("key-left", 9, text=CLAIM).kinds() == kinds
 
 
 CRASH = "Unrecoverable error: ...\nAttributeError: 'NoneType' object has no attribute 'hostname'"
@@ -761,6 +929,10 @@ def unread(
         ("never-ends", unread()),
         ("never-ends", unread(child="billiard/pool.py in _ensure_messages_consumed")),
         ("never-ends", uncounted(interrupted="celery/worker/pidbox.py, in start")),
+        (
+            "never-ends",
+            uncounted(interrupted=f"{OURS}, in on_failure\n  File celery/x.py, in acknowledge"),
+        ),
     ],
 )
 def test_what_celery_is_known_to_do_by_itself_is_counted_and_no_violation(
@@ -804,6 +976,11 @@ def test_a_shutdown_that_waits_for_anything_but_results_is_a_violation(stacks: s
 def test_another_error_that_ends_a_worker_is_a_violation() -> None:
     text = "Unrecoverable error: ...\nAttributeError: 'Lease' object has no attribute 'name'"
     assert Story().add("broken", 1, text=text).kinds() == [Kind.BROKEN]
+
+
+def test_a_job_need_not_succeed_once_it_is_revoked() -> None:
+    assert Story().published("j").add("revoked", 1, task_id="j").kinds() == []
+    assert Story().published("j").add("revoked", 1, task_id="other").kinds() == [Kind.JOB_LOST]
 
 
 # The newest call.

@@ -9,7 +9,7 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import Acquire, MarkerState, Release
 from celery_singleton_lock.stores import open_store
-from tests.chaos.drain import keys_left
+from tests.chaos.store_kinds import keys_left
 
 KEY = Keyspace("celery", 1).lock("chaos", "k")
 TOKEN = Token("job", 0, 0, "nonce")

@@ -21,10 +21,16 @@ from tests.chaos.bodies import bodies
 from tests.chaos.campaign import last_words
 from tests.chaos.history import VARIABLE, History
 from tests.chaos.pictures import draw
+from tests.chaos.process_faults import struck_by
+from tests.chaos.promises import PROMISES
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.chaos.resource import Resource
-from tests.chaos.schedule import SORTS, Lane, sorts_for, timetable
+from tests.chaos.schedule import SORTS, Fault, Lane, sorts_for, timetable
+from tests.chaos.site import Post
 from tests.chaos.stacks import HEAD, dumps, stacks
+from tests.chaos.story import story
+from tests.chaos.usage import Usage, changes
+from tests.chaos.usage import draw as draw_usage
 from tests.chaos.verdict import Kind as What
 from tests.chaos.verdict import Violation
 from tests.harness.journal import Record
@@ -76,6 +82,30 @@ def test_a_task_that_a_shutdown_struck_after_its_body_has_no_state(tmp_path: Pat
     assert left.data["state"] is None
 
 
+def test_a_plain_task_whose_retry_could_not_be_published_is_delivered_again(
+    tmp_path: Path,
+) -> None:
+    """Celery would discard its message."""
+    rejected = textwrap.dedent("""
+        from celery.exceptions import Reject
+        from tests.chaos.app import app, held, held_async
+        app.conf.task_publish_retry = False
+        for task in (held, held_async):
+            task.push_request(id="j", delivery_info={}, called_directly=False)
+            try:
+                task.run("k", 1, 0.0)
+            except Reject as reject:
+                print(reject.requeue)
+    """)
+    nowhere = dict.fromkeys(("BROKER_URL", "RESULT_URL", "LOCK_URL"), "redis://127.0.0.1:1/0")
+    environment = {"TTL": "2", "VISIBILITY_TIMEOUT": "3", VARIABLE: str(tmp_path), **nowhere}
+    program = [sys.executable, "-c", rejected]
+    answer = subprocess.check_output(
+        program, cwd=ROOT, env=os.environ | environment, timeout=60, text=True
+    )
+    assert answer.split() == ["True", "True"]
+
+
 def test_one_seed_gives_one_timetable() -> None:
     sorts = sorts_for((), clock=False)
     first, again, other = (timetable(sorts, seconds=300, seed=seed, ttl=2.0) for seed in (7, 7, 8))
@@ -84,7 +114,9 @@ def test_one_seed_gives_one_timetable() -> None:
 
 
 def test_the_faults_of_a_lane_never_meet_and_all_of_them_come() -> None:
-    lanes = timetable(sorts_for((), clock=False), seconds=600, seed=1, ttl=2.0)
+    known = [sorts_for((), clock=False, churn=True, hosts=True, store=s) for s in PROMISES]
+    sorts = list(dict.fromkeys(sort for sorts in known for sort in sorts))
+    lanes = timetable(sorts, seconds=900, seed=1, ttl=2.0)
     for faults in lanes.values():
         for fault, following in pairwise(faults):
             assert fault.at + fault.seconds <= following.at
@@ -98,6 +130,28 @@ def test_clock_steps_and_losses_of_data_are_not_mixed() -> None:
     assert not names & {"restart-empty", "failover"}
 
 
+def test_calls_are_revoked_only_where_it_is_wanted() -> None:
+    revoking = {"revoke-running", "revoke-waiting"}
+    assert {sort.name for sort in sorts_for((), clock=False, churn=True)} >= revoking
+    assert not {sort.name for sort in sorts_for((), clock=False)} & revoking
+
+
+def test_the_faults_of_hosts_need_hosts() -> None:
+    assert not [sort for sort in sorts_for((), clock=False) if sort.lane is Lane.HOST]
+    with pytest.raises(ValueError, match="need several hosts"):
+        sorts_for(["host-killed"], clock=False)
+
+
+@pytest.mark.parametrize("store", sorted(PROMISES))
+def test_each_store_has_faults_of_its_own_and_none_of_another(store: str) -> None:
+    sorts = [sort for sort in sorts_for((), clock=False, store=store) if sort.lane is Lane.STORE]
+    assert sorts
+    other = "restart-empty" if store == "etcd" else "quorum-lost"
+    if store != "zookeeper":
+        with pytest.raises(ValueError, match="do not concern"):
+            sorts_for([other], clock=False, store=store)
+
+
 def test_an_unknown_fault_is_refused() -> None:
     with pytest.raises(ValueError, match="no such faults"):
         sorts_for(["rain"], clock=False)
@@ -107,6 +161,17 @@ def test_only_wanted_faults_come() -> None:
     lanes = timetable(sorts_for(["cut"], clock=False), seconds=60, seed=1, ttl=2.0)
     assert {fault.name for fault in lanes[Lane.NETWORK]} == {"cut"}
     assert not lanes[Lane.PROCESS]
+
+
+def test_a_fault_strikes_only_workers_with_a_pool_that_has_it() -> None:
+    pools = ("prefork", "threads", "gevent")
+    prefork, threads, gevent = posts = [Post(pool, pool, None, None) for pool in pools]
+    for name, struck in (
+        ("kill-child", [prefork]),
+        ("shutdown-cold", [prefork, threads]),
+        ("kill-worker", [prefork, threads, gevent]),
+    ):
+        assert struck_by(Fault(name=name, at=0, seconds=1, chance=0.9), posts) == struck
 
 
 # The proxy.
@@ -286,12 +351,14 @@ def test_a_child_that_waits_for_a_lock_shows_where_it_is(tmp_path: Path) -> None
         if not child:
             wait_for_lock()
         def wait_for_child():
+            print("forked.", flush=True)
             os.waitpid(child, 0)
         wait_for_child()
     """)
     worker = Process([sys.executable, "-c", hanging, str(tmp_path)]).start()
     try:
         worker.wait_for_log("ready.")
+        worker.wait_for_log("forked.")
         _, parent, child = dumps(worker, tmp_path).split(HEAD)
         assert "in wait_for_child\n" in parent
         assert "in wait_for_lock\n" in child
@@ -311,7 +378,7 @@ def test_the_end_of_the_log_is_kept_of_a_worker_that_ended_without_an_error() ->
     assert last_words([*["before"] * 300, "last"]).splitlines() == [*["before"] * 199, "last"]
 
 
-# The pictures.
+# The pictures and stories.
 
 
 def test_the_picture_of_a_violation_shows_its_bodies_and_what_was_broken() -> None:
@@ -333,3 +400,51 @@ def test_the_picture_of_a_violation_shows_its_bodies_and_what_was_broken() -> No
     assert "so &lt;it&gt; was" in picture
     assert "job-of-c" not in picture
     assert "stall" not in picture
+
+
+def test_the_story_of_a_violation_is_that_of_its_jobs_and_of_what_was_broken_meanwhile() -> None:
+    records = [
+        Record(event="fault", at=0, pid=9, data={"end": 0.1, "name": "cut", "target": "w1"}),
+        Record(event="published", at=0.1, pid=9, task_id="job-of-a", data={"task": "app.late"}),
+        Record(event="taken", at=1, pid=1, task_id="job-of-a", data={"worker": "w1"}),
+        Record(
+            event="start",
+            at=1.25,
+            pid=1,
+            run="a",
+            task_id="job-of-a",
+            key="k",
+            fence=7,
+            data={"asked": 1.2, "worker": "w1", "task": "app.late"},
+        ),
+        Record(event="check", at=1.3, pid=1, run="a", task_id="job-of-a", data={"until": 9.0}),
+        Record(event="taken", at=1.5, pid=2, task_id="other", data={"worker": "w2"}),
+        Record(event="fault", at=1.6, pid=9, data={"end": 1.9, "name": "stall", "target": "all"}),
+        Record(event="left", at=2, pid=1, task_id="job-of-a", data={"state": "FAILURE"}),
+        Record(event="fault", at=90, pid=9, data={"end": 91.0, "name": "cut", "target": "w1"}),
+    ]
+    lost = Violation(kind=What.JOB_LOST, at=2, runs=("a",), job="job-of-a", text="it was lost")
+    assert story(lost, bodies(records), records) == [
+        "   0.000  fault: cut (w1), for 0.100 s",
+        "   0.100  published job-of-a pid 9",
+        "   1.000  taken     job-of-a w1 1",
+        "   1.250  start     job-of-a w1 1 key=k fence=7",
+        "   1.600  fault: stall (all), for 0.300 s",
+        "   2.000  left      job-of-a pid 1 state=FAILURE",
+    ]
+    late = Violation(kind=What.FENCE, key="k", at=1.25, runs=("a",), text="a fence fell")
+    assert len(story(late, bodies(records), records)) == 4, "from a second before it asked"
+    assert story(Violation(kind=What.NO_TICK), bodies(records), records) == []
+
+
+def test_what_grows_while_a_campaign_runs_is_in_its_report_and_picture() -> None:
+    rows = [
+        Usage(at=at, kind=kind, pid=7, mib=60.0, descriptors=9 + grown * at, threads=3, **more)
+        for at in range(101)
+        for kind, grown, more in (("worker", 0, {}), ("store", 1, {"clients": at, "keys": 5}))
+    ]
+    assert [*changes(rows)] == [
+        "worker: mib 60 -> 60, descriptors 9 -> 9, threads 3 -> 3",
+        "store: mib 60 -> 60, descriptors 34 -> 101, threads 3 -> 3, clients 25 -> 92, keys 5 -> 5",
+    ]
+    assert all(name in draw_usage(rows) for name in ("worker", "store", "descriptors", "keys"))

@@ -9,16 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tests.chaos.campaign import Campaign
+from tests.chaos.drain import PATIENCE
 from tests.chaos.publisher import Length
 from tests.chaos.site import Plan
 from tests.chaos.verdict import Kind
 
 _LONG = (Length(weight=1, steps=4, shortest=0.6, longest=0.9),)
 _MIDDLE = (Length(weight=1, steps=4, shortest=0.2, longest=0.5),)
+_SHORT = (Length(weight=1, steps=2, shortest=0.01, longest=0.03),)
 _FOREIGN = "tests.chaos.foreign"
 #: Seconds until a twin counts as not caught, and that a control has to last.
 _PATIENCE = 300.0
 _CONTROL = 60.0
+#: Seconds that a twin whose jobs get lost without a sign has for them at its end.
+_LAST_JOBS = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +43,15 @@ class Twin:
         """The same with the lock whole: nothing may be found."""
         plan = replace(self.campaign.plan, app=Plan().app, broken="", compares=True)
         mix = {"late": 1} if self.campaign.plan.app == _FOREIGN else self.campaign.mix
-        return replace(self.campaign, plan=plan, mix=mix, seconds=_CONTROL, until=None, drains=True)
+        return replace(
+            self.campaign,
+            plan=plan,
+            mix=mix,
+            seconds=_CONTROL,
+            until=None,
+            drains=True,
+            patience=PATIENCE,
+        )
 
 
 def _twin(
@@ -57,19 +69,26 @@ def _twin(
     observer: float = 0.0,
     haste: float = 4.0,
     beats: int = 0,
+    hosts: int = 0,
+    store: str = "redis",
+    drains_after: float = 0.0,
 ) -> Twin:
     plan = Plan(
         app=app,
-        ttl=1.0,
         broken=broken,
         compares=compares,
         visibility_timeout=visibility_timeout,
         pool=pool,
         observer=observer,
         beats=beats,
+        hosts=hosts,
+        store=store,
+        ttl=1.0 if store == "redis" else 2.0,
+        workers=hosts or Plan().workers,
+        wall_clocks=hosts > 0,
     )
     campaign = Campaign(
-        seconds=_PATIENCE,
+        seconds=drains_after or _PATIENCE,
         seed=1,
         plan=plan,
         faults=faults,
@@ -78,9 +97,10 @@ def _twin(
         waiting=8,
         mix=mix or {"late": 1},
         lengths=lengths,
-        until=caught_by,
+        until=None if drains_after else caught_by,
         haste=haste,
-        drains=False,
+        drains=bool(drains_after),
+        patience=_LAST_JOBS,
     )
     return Twin(name=name, campaign=campaign, caught_by=caught_by)
 
@@ -138,6 +158,15 @@ TWINS = (
         observer=9.0,
         haste=0.3,
     ),
+    # A third body begins beside the two that may run.
+    _twin("no-limit", Kind.OVERLAP, broken="limit", mix={"limited": 1}),
+    # A hold() runs beside a task of its key.
+    _twin(
+        "no-tasks-beside-hold",
+        Kind.OVERLAP,
+        broken="tasks-beside-hold",
+        mix={"late": 1, "held": 1, "held_async": 1},
+    ),
     # A server that restarts without its data is noticed at the next renewal by the clock.
     _twin(
         "no-haste",
@@ -147,8 +176,73 @@ TWINS = (
         mix={"lasting": 1},
         haste=1.0,
     ),
+    # A call that arrives without a place runs while the key is free for a moment: between two
+    # bodies, and the shorter these are, the more often.
+    _twin("no-head-check", Kind.ORDER, broken="head-check", mix={"queued": 1}, lengths=_SHORT),
+    # A call that takes its place at a worker is dropped, as one that has ended.
+    _twin("absent-is-ended", Kind.JOB_LOST, broken="absent", mix={"queued": 1}, drains_after=8.0),
+    # The place of such a call is stored, and its message is not.
+    _twin("no-message", Kind.JOB_LOST, broken="message", mix={"queued": 1}, drains_after=8.0),
+    # A call that died with its process after it was acknowledged is at the head for ever.
+    _twin(
+        "no-looks",
+        Kind.JOB_LOST,
+        broken="looks",
+        mix={"queued_early": 1},
+        faults=("kill-child",),
+        drains_after=12.0,
+    ),
     # A beat that is cut off from its broker leads on, and the other one waits.
     _twin("no-resignation", Kind.NO_TICK, broken="resignation", faults=("cut-beat",), beats=2),
+    # Two of the hosts have one name, and other PIDs once some of their processes were replaced.
+    _twin(
+        "no-host-identity",
+        Kind.OVERLAP,
+        broken="host-identity",
+        faults=("kill-child",),
+        lengths=_LONG,
+        hosts=3,
+    ),
+    # A host is cut off from the store, and its wall clock steps back meanwhile.
+    _twin(
+        "wall-clock",
+        Kind.OVERLAP,
+        broken="wall-clock",
+        faults=("cut", "host-wrong-clock"),
+        lengths=_LONG,
+        hosts=3,
+    ),
+    # Two masters count for themselves until the old one is demoted. That two bodies overlap is not
+    # promised there; that fences rise is.
+    _twin(
+        "sentinel-no-server-clock",
+        Kind.FENCE,
+        broken="server-clock",
+        faults=("leader-moved",),
+        store="sentinel",
+    ),
+    # Nodes that come back empty make up a majority, together with those that were emptied before.
+    _twin(
+        "redlock-no-quarantine",
+        Kind.OVERLAP,
+        broken="quarantine",
+        faults=("minority-emptied",),
+        lengths=_LONG,
+        store="redlock",
+    ),
+    # A host that is cut off goes on, whatever becomes of its lease in etcd, or of its session.
+    *(
+        _twin(
+            f"{store}-no-local-deadline",
+            Kind.OVERLAP,
+            broken="local-deadline",
+            faults=("host-off-store", "host-unplugged"),
+            lengths=_LONG,
+            hosts=3,
+            store=store,
+        )
+        for store in ("etcd", "zookeeper")
+    ),
     _twin("redis-py", Kind.OVERLAP, app=_FOREIGN, mix={"redis_py": 1}, lengths=_LONG),
     _twin(
         "python-redis-lock",

@@ -35,6 +35,7 @@ class Violation:
         key: The lock's, where it is known.
         at: When it became visible, CLOCK_MONOTONIC.
         runs: The bodies concerned.
+        job: The id of the job that came to nothing; empty: the bodies say which jobs.
         text: What happened, for people.
     """
 
@@ -42,6 +43,7 @@ class Violation:
     key: str = ""
     at: float = 0.0
     runs: tuple[str, ...] = ()
+    job: str = ""
     text: str = ""
 
 

@@ -35,6 +35,7 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
+    ReleaseReply,
 )
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
@@ -491,7 +492,7 @@ def test_a_release_that_an_acquire_resent_without_success_leaves_a_doubt(
             bench.store._pending.resend(pending)
     pending.acknowledge(b"not_ours")
     bench.store._pending.resend_lost()
-    assert outcomes == [(Relation.NOT_OURS, True)]
+    assert outcomes == [(ReleaseReply.NOT_OURS, True)]
 
 
 def test_a_release_sent_twice_is_no_loss_where_another_has_acquired_the_key_since(

@@ -30,6 +30,7 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
+    ReleaseReply,
 )
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores import open_store
@@ -39,6 +40,7 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_token
 from example_project.private_server import PrivateServer, free_port
 from tests.harness.cluster import Cluster
+from tests.harness.keys import EVERY_NAME
 from tests.harness.sentinels import client_of
 
 # Several servers each: `make test` keeps memory, Redis and Valkey.
@@ -67,7 +69,7 @@ def take(store: RedisStore, key: str, token: Token | None = None) -> Token:
     return token
 
 
-def give(store: RedisStore, key: str, token: Token) -> Relation:
+def give(store: RedisStore, key: str, token: Token) -> ReleaseReply:
     return store.release(Release(keys=(key,), token=token), timeout=TIMEOUT)
 
 
@@ -137,7 +139,7 @@ def test_a_moved_slot_is_followed_and_learnt(store: ClusterStore, cluster: Clust
     try:
         assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
         assert isinstance(ask(store, key, new_token()), Refused)
-        assert give(store, key, token) is Relation.OURS
+        assert give(store, key, token) is ReleaseReply.OURS
         give(store, key, take(store, key))  # now the target knows the scripts, too
         before = evalshas(cluster)
         give(store, key, take(store, key))
@@ -159,7 +161,7 @@ def test_an_asynchronous_release_follows_its_slot(
     cluster.move_keys(cluster.keys_in(slot_of(key), source), source, target)
     cluster.end_move(slot_of(key), target)
     try:
-        outcomes: list[tuple[Relation | StoreError, bool]] = []
+        outcomes: list[tuple[ReleaseReply | StoreError, bool]] = []
         request = Release(keys=(key,), token=token)
         assert store.release_async(
             request, timeout=TIMEOUT, on_reply=lambda *outcome: outcomes.append(outcome)
@@ -168,7 +170,7 @@ def test_an_asynchronous_release_follows_its_slot(
             take(store, other)
         else:
             store.drain(timeout=TIMEOUT)
-        assert outcomes == [(Relation.OURS, False)]
+        assert outcomes == [(ReleaseReply.OURS, False)]
         assert cluster.keys_in(slot_of(key), target).count(key) == 0
     finally:
         move_back(cluster, slot_of(key), target, source)
@@ -184,7 +186,7 @@ def test_an_asynchronous_release_outlives_its_node(monkeypatch: pytest.MonkeyPat
         give(store, key, take(store, key))
         token = take(store, key)
         first.kill()
-        outcomes: list[tuple[Relation | StoreError, bool]] = []
+        outcomes: list[tuple[ReleaseReply | StoreError, bool]] = []
         request = Release(keys=(key,), token=token)
         assert store.release_async(
             request, timeout=TIMEOUT, on_reply=lambda *outcome: outcomes.append(outcome)
@@ -229,7 +231,7 @@ def test_leases_of_a_slot_that_is_half_moved_are_renewed_on_both_sides(
         cluster.end_move(slot_of(first), target)
     for lease in leases:
         assert isinstance(ask(store, lease.key, new_token()), Refused)
-        assert give(store, lease.key, lease.token) is Relation.OURS
+        assert give(store, lease.key, lease.token) is ReleaseReply.OURS
     move_back(cluster, slot_of(first), target, source)
 
 
@@ -253,7 +255,7 @@ def test_a_lease_asked_for_in_a_slot_that_is_half_moved_is_granted_once_or_not_a
         cluster.end_move(slot_of(held), target)
     assert isinstance(ask(store, held, new_token()), Refused)
     other = take(store, free)
-    assert give(store, free, other) is give(store, held, token) is Relation.OURS
+    assert give(store, free, other) is give(store, held, token) is ReleaseReply.OURS
     move_back(cluster, slot_of(held), target, source)
 
 
@@ -294,7 +296,7 @@ def test_a_first_node_that_is_dead_is_not_needed(cluster: Cluster) -> None:
     url = cluster.url.replace("//", f"//127.0.0.1:{free_port()},", 1)
     with closing(ClusterStore(url)) as store:
         key = new_key()
-        assert give(store, key, take(store, key)) is Relation.OURS
+        assert give(store, key, take(store, key)) is ReleaseReply.OURS
 
 
 def test_no_node_at_all_is_store_unavailable() -> None:
@@ -359,14 +361,16 @@ def test_a_login_with_the_rights_that_the_documentation_lists_is_enough(cluster:
     rights = "+eval +evalsha +get +set +del +pttl +pexpire +time +cluster|slots +asking +wait"
     for node in cluster.nodes:
         with client_of(node) as client:
-            client.execute_command(f"ACL SETUSER locks on >pw ~csl:* resetchannels -@all {rights}")
+            client.execute_command(
+                f"ACL SETUSER locks on >pw ~{EVERY_NAME} resetchannels -@all {rights}"
+            )
     url = cluster.url.replace("//", "//locks:pw@")
     with closing(ClusterStore(url, wait_replicas=1)) as store:
         for _ in range(20):
             key = new_key()
             token = take(store, key)
             assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
-            assert give(store, key, token) is Relation.OURS
+            assert give(store, key, token) is ReleaseReply.OURS
         assert store.info("memory") == {}
 
 
@@ -409,7 +413,7 @@ def test_a_claim_in_another_shard_goes_with_its_lease(store: ClusterStore, ends:
     assert not admitted(store, claim, new_token())
     after = ClaimChange(key=claim, phase=None if ends else Phase.QUEUED, ttl=300)
     reply = store.release(Release(keys=(key,), token=token, claim=after), timeout=TIMEOUT)
-    assert reply is Relation.OURS
+    assert reply is ReleaseReply.OURS
     record = store.inspect(claim)
     if ends:
         assert record is None
@@ -458,10 +462,10 @@ def test_a_claim_in_another_shard_is_not_queued_by_a_dying_holder(store: Cluster
     take(store, key, token)
     kept = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60)
     dying = Release(keys=(key,), token=token, become=Kind.DYING, become_ttl=60, claim=kept)
-    assert store.release(dying, timeout=TIMEOUT) is Relation.OURS
+    assert store.release(dying, timeout=TIMEOUT) is ReleaseReply.OURS
     queued = ClaimChange(key=claim, phase=Phase.QUEUED, ttl=3600)
     last = Release(keys=(key,), token=token, claim=queued)
-    assert store.release(last, timeout=TIMEOUT) is Relation.OURS
+    assert store.release(last, timeout=TIMEOUT) is ReleaseReply.OURS
     record = store.inspect(claim)
     assert record is not None
     assert record.phase is Phase.RUNNING

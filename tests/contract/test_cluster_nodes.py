@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.core.store import Relation, Release
+from celery_singleton_lock.core.store import Release, ReleaseReply
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis.async_release import PendingReleases
 from celery_singleton_lock.stores.redis.cluster import NodeConnections
@@ -113,7 +113,7 @@ def test_an_unresponsive_node_fails_no_command_that_was_redirected_to_another_no
 
 def test_unresponsive_nodes_are_waited_for_once_where_asynchronous_releases_are_drained() -> None:
     outcomes: list[object] = []
-    pending = PendingReleases(lambda request, timeout: Relation.OURS)
+    pending = PendingReleases(lambda request, timeout: ReleaseReply.OURS)
     with (
         RedlockNodes(4) as servers,  # any servers will do
         closing(NodeConnections(f"redis+cluster://127.0.0.1:{servers[0].port}")) as nodes,
@@ -135,5 +135,5 @@ def test_unresponsive_nodes_are_waited_for_once_where_asynchronous_releases_are_
         nodes.drain(PATIENCE)
         took = time.monotonic() - begin
     assert took < 2 * PATIENCE
-    assert outcomes == [(Relation.OURS, False)], "it was read, behind those that are silent"
+    assert outcomes == [(ReleaseReply.OURS, False)], "it was read, behind those that are silent"
     assert len(pending.lost) == 3

@@ -21,7 +21,7 @@ from celery_singleton_lock.core.store import (
     AuthorizeTick,
     Call,
     MarkerState,
-    Relation,
+    ReleaseReply,
     ReplaceArguments,
 )
 from celery_singleton_lock.stores.redis import scripts as module
@@ -42,6 +42,7 @@ from celery_singleton_lock.testing.contract.steps import (
     settle,
     take,
 )
+from tests.harness.calls import Calls
 
 # A log line's words, and whether a script ran the command.
 _LINE: Final = re.compile(rb"^\S+ \[\d+ (\S+)\] (.*)$", re.DOTALL)
@@ -88,7 +89,7 @@ def wait_in_queue(store: RedisStore) -> None:
         holders = [take(store, slots) for _ in slots]
         waiter = new_token()
         ask(store, slots, waiter, wait_ttl=WAITS)
-        assert give(store, slots, holders[0]) is Relation.OURS
+        assert give(store, slots, holders[0]) is ReleaseReply.OURS
         take(store, slots, waiter, wait_ttl=WAITS, handoff=holders[0].nonce)
         ask(store, slots, new_token(), wait_ttl=0.0)
 
@@ -152,6 +153,32 @@ def note_calls(store: RedisStore) -> None:
     assert store.inspect(other) is None
 
 
+def queue_calls(store: RedisStore) -> None:
+    """Calls join, run, retry, are lost and are taken out."""
+    calls = Calls(store, late=False)
+    first, second, third, fourth = calls.joined(4)
+    calls.begin(first)
+    calls.relation(second)
+    calls.position(third)
+    newer = new_token(first.task_id, retries=1)
+    calls.join(newer)
+    calls.release(first, goes_on=True)
+    calls.begin(newer)
+    calls.end(newer)
+    calls.begin(second)
+    calls.lose_lease()
+    calls.look()
+    calls.remove(second)
+    calls.remove(third, only_unbegun=True)
+    calls.queue.leave(calls.key, fourth.task, timeout=TIMEOUT)
+    calls.queue.defer(calls.key, seconds=LONG, timeout=TIMEOUT)
+    calls.is_due()
+    calls.position(fourth)
+    calls.queue.keys(Keyspace.shard(calls.key), timeout=TIMEOUT)
+    calls.queue.depths([calls.key], timeout=TIMEOUT)
+    calls.queue.calls(calls.key, most=10, timeout=TIMEOUT)
+
+
 WORK: Final[list[Callable[[RedisStore], None]]] = [
     wait_in_queue,
     hold_and_give_back,
@@ -159,6 +186,7 @@ WORK: Final[list[Callable[[RedisStore], None]]] = [
     replace_arguments,
     lead_and_free,
     note_calls,
+    queue_calls,
 ]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +30,14 @@ def documented_tests() -> dict[str, Any]:
         patch.setitem(sys.modules, "sqlite_store", store_module)
         exec(compile(TESTS, str(PAGE), "exec"), tests)
     return tests
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A directory in memory, where there is one: SQLite waits for the disk at each commit."""
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as directory:
+        yield Path(directory)
 
 
 TestSQLiteStore = documented_tests()["TestSQLiteStore"]

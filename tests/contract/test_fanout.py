@@ -13,7 +13,7 @@ from contextlib import closing
 import pytest
 
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.store import Granted, Relation, Release
+from celery_singleton_lock.core.store import Granted, Release, ReleaseReply
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redlock.fanout import Fanout, Node
 from celery_singleton_lock.stores.redlock.store import RedlockStore, read_nodes
@@ -131,7 +131,7 @@ def test_no_thread_is_left_of_a_closed_store_and_it_can_be_used_again(
     for thread in threads:
         thread.join(5)
         assert not thread.is_alive()
-    assert store.release(Release(keys=(key,), token=token), timeout=TIMEOUT) is Relation.OURS
+    assert store.release(Release(keys=(key,), token=token), timeout=TIMEOUT) is ReleaseReply.OURS
 
 
 def test_no_thread_is_left_of_a_store_that_was_forgotten(nodes: RedlockNodes) -> None:
@@ -155,7 +155,7 @@ def test_a_store_that_was_used_before_a_fork_works_in_the_child(
         status = 1
         try:
             released = store.release(Release(keys=(key,), token=token), timeout=5)
-            status = 0 if released is Relation.OURS else 2
+            status = 0 if released is ReleaseReply.OURS else 2
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -29,6 +29,7 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
+    ReleaseReply,
     Renewal,
 )
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
@@ -36,6 +37,7 @@ from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from example_project.private_server import PrivateServer, free_port
+from tests.harness.keys import EVERY_NAME
 
 FOREIGN = {
     "text": b"another's data",
@@ -46,7 +48,7 @@ FOREIGN = {
 }
 
 
-def give(store: RedisStore, key: str, token: object, **options: object) -> Relation:
+def give(store: RedisStore, key: str, token: object, **options: object) -> ReleaseReply:
     return store.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
 
 
@@ -103,7 +105,7 @@ def test_a_foreign_string_is_neither_granted_nor_deleted(
     raw.set(key, value)
     reply = ask(redis_store, key, token)
     assert reply == Refused(relation=Relation.OTHER, record=None)
-    assert give(redis_store, key, token) is Relation.NOT_OURS
+    assert give(redis_store, key, token) is ReleaseReply.NOT_OURS
     assert redis_store.renew([lease_of(key, token)], timeout=TIMEOUT) == [LossReason.REPLACED]
     assert redis_store.free(key, str(token)) is False
     assert redis_store.inspect(key) is None
@@ -148,7 +150,7 @@ def test_a_renewal_says_the_same_and_is_denied_nothing_with_and_without_the_righ
     raw.delete(leases[1].key)
     raw.rpush(leases[1].key, "foreign")
     raw.set(leases[2].key, "another's")
-    rights = f"~csl:* resetchannels -@all +eval +evalsha +get +pexpire {right}"
+    rights = f"~{EVERY_NAME} resetchannels -@all +eval +evalsha +get +pexpire {right}"
     raw.execute_command(f"ACL SETUSER renewing on >secret {rights}")
     raw.execute_command("ACL LOG RESET")
     raw.config_resetstat()
@@ -333,14 +335,14 @@ def test_a_store_needs_nothing_of_its_transport_but_the_protocol(
         raw.rpush(f"{Keyspace.wait_queue(key)}!", "nonce")
         assert place.wait(TIMEOUT) == "nonce"
         place.leave(counted=False)
-        assert give(store, key, token) is Relation.OURS
+        assert give(store, key, token) is ReleaseReply.OURS
 
 
 def test_every_operation_survives_a_script_flush(redis_store: RedisStore, raw: redis.Redis) -> None:
     key, token = new_key(), new_token()
     ask(redis_store, key, token)
     raw.script_flush()
-    assert give(redis_store, key, token, become=Kind.COOLING, become_ttl=60) is Relation.OURS
+    assert give(redis_store, key, token, become=Kind.COOLING, become_ttl=60) is ReleaseReply.OURS
     raw.script_flush()
     redis_store.mark(Mark(key=key, token=token, state=MarkerState.DONE, ttl=60), timeout=TIMEOUT)
     raw.script_flush()
@@ -350,7 +352,7 @@ def test_every_operation_survives_a_script_flush(redis_store: RedisStore, raw: r
 def test_a_login_that_may_not_load_scripts_is_enough(
     server: PrivateServer, raw: redis.Redis
 ) -> None:
-    raw.execute_command("ACL SETUSER modest on >secret ~csl:* +@all -script -info -config")
+    raw.execute_command(f"ACL SETUSER modest on >secret ~{EVERY_NAME} +@all -script -info -config")
     raw.script_flush()
     url = server.url().replace("redis://", "redis://modest:secret@")
     with closing(RedisStore(url)) as store:
@@ -493,7 +495,7 @@ def test_a_full_server_grants_nothing_but_still_renews_and_releases() -> None:
         with pytest.raises(StoreError, match="maxmemory"):
             ask(store, new_key(), new_token())
         assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
-        assert give(store, key, token) is Relation.OURS
+        assert give(store, key, token) is ReleaseReply.OURS
 
 
 @pytest.mark.parametrize(
@@ -521,7 +523,7 @@ def test_a_cut_connection_costs_the_locker_one_more_try_and_no_grant(
         assert isinstance(lease, Lease)
         raw.client_kill_filter(_type="normal", skipme=True)
         reply = locker.release(lease, Release(keys=(lease.key,), token=lease.token))
-        assert reply is Relation.OURS
+        assert reply is ReleaseReply.OURS
         raw.client_kill_filter(_type="normal", skipme=True)
 
 

@@ -13,7 +13,7 @@ import redis
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import LossReason, Phase, Token
-from celery_singleton_lock.core.store import RENEWED, MarkerState, Refused, Relation
+from celery_singleton_lock.core.store import RENEWED, MarkerState, Refused, Relation, ReleaseReply
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.scripts import Command
@@ -41,6 +41,7 @@ from celery_singleton_lock.testing.contract.steps import (
     take,
 )
 from example_project.private_server import PrivateServer
+from tests.harness.keys import EVERY_NAME
 
 FOREIGN = {
     "text": b"another's data",
@@ -66,7 +67,7 @@ def test_a_foreign_string_is_neither_given_nor_touched_and_fails_no_lease(
         settle(redis_store, token, claim, phase)
         mark(redis_store, key, token, MarkerState.WAITING, claim=becomes(claim, phase))
         take(redis_store, key, token, claim=becomes(claim, phase), refused_if_claimed=True)
-        assert give(redis_store, key, token, claim=becomes(claim, phase)) is Relation.OURS
+        assert give(redis_store, key, token, claim=becomes(claim, phase)) is ReleaseReply.OURS
     assert redis_store.inspect(claim) is None
     assert raw.get(claim) == value
     assert raw.ttl(claim) == -1
@@ -86,7 +87,7 @@ def test_a_foreign_list_is_neither_given_nor_touched_and_fails_no_lease(
         mark(redis_store, key, token, MarkerState.WAITING, claim=becomes(claim, phase))
         take(redis_store, key, token, claim=becomes(claim, phase), refused_if_claimed=True)
         assert renew(redis_store, [lease_of(key, token, 1, claim)]) == [RENEWED]
-        assert give(redis_store, key, token, claim=becomes(claim, phase)) is Relation.OURS
+        assert give(redis_store, key, token, claim=becomes(claim, phase)) is ReleaseReply.OURS
     take(redis_store, key)
     reply = ask(redis_store, key, token, claim=freed(claim), frees_claim=True)
     assert isinstance(reply, Refused)
@@ -191,7 +192,7 @@ def test_the_claim_of_a_lease_that_is_not_renewed_is_not_either(
 def test_a_login_that_may_touch_our_keys_alone_is_enough(
     server: PrivateServer, raw: redis.Redis
 ) -> None:
-    raw.execute_command("ACL SETUSER claiming on >secret ~csl:* +@all")
+    raw.execute_command(f"ACL SETUSER claiming on >secret ~{EVERY_NAME} +@all")
     url = server.url().replace("redis://", "redis://claiming:secret@")
     with closing(RedisStore(url)) as store:
         key, claim = new_claim()
@@ -202,7 +203,7 @@ def test_a_login_that_may_touch_our_keys_alone_is_enough(
         leases = [lease_of(bare, token), lease_of(key, token, claim_key=claim)]
         assert renew(store, leases) == [RENEWED] * 2
         mark(store, key, token, MarkerState.WAITING)
-        assert give(store, bare, token) is Relation.OURS
+        assert give(store, bare, token) is ReleaseReply.OURS
 
 
 def test_claims_cost_no_round_trip_beside_those_of_the_lease(

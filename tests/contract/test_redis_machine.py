@@ -28,19 +28,7 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import ManualClock
 from example_project.private_server import PrivateServer
 from tests.contract.test_transitions import TOKENS, operations, outcome, state
-
-
-def grow_old(client: redis.Redis, seconds: float) -> None:
-    """Take ``seconds`` from all keys that expire."""
-    keys = list(client.scan_iter(count=1000))
-    with client.pipeline() as pipe:
-        for key in keys:
-            pipe.pttl(key)
-        for key, left in zip(keys, pipe.execute(), strict=True):
-            if left >= 0:
-                # A key that would live for no time is deleted by this command.
-                pipe.pexpire(key, left - round(seconds * 1000))
-        pipe.execute()
+from tests.harness.keys import grow_old
 
 
 class SideBySide(RuleBasedStateMachine):

@@ -28,6 +28,7 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
+    ReleaseReply,
 )
 from celery_singleton_lock.errors import (
     FenceUnavailable,
@@ -50,6 +51,7 @@ from celery_singleton_lock.testing.contract.steps import (
     new_token,
     settle,
 )
+from tests.harness.keys import EVERY_NAME
 from tests.harness.redlock_nodes import RedlockNodes
 
 # Several servers each: `make test` keeps memory, Redis and Valkey.
@@ -75,7 +77,7 @@ def other(nodes: RedlockNodes) -> Iterator[RedlockStore]:
         yield store
 
 
-def give(store: RedlockStore, key: str, token: object, **options: object) -> Relation:
+def give(store: RedlockStore, key: str, token: object, **options: object) -> ReleaseReply:
     return store.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
 
 
@@ -160,8 +162,8 @@ def test_all_goes_on_without_a_minority(
                 settle(store, claimant, claim, None)
             assert store.inspect(claim) is None
         with took_at_most(AT_ONCE):
-            assert give(store, key, mine) is Relation.OURS
-            assert give(store, held, token) is Relation.OURS
+            assert give(store, key, mine) is ReleaseReply.OURS
+            assert give(store, held, token) is ReleaseReply.OURS
         assert store.inspect(key) is None
 
 
@@ -633,7 +635,9 @@ def test_a_login_that_may_neither_load_scripts_nor_ask_for_info_is_enough(
 ) -> None:
     for server in nodes:
         with redis.Redis.from_url(server.url()) as client:
-            client.execute_command("ACL SETUSER modest on >secret ~csl:* +@all -script -info")
+            client.execute_command(
+                f"ACL SETUSER modest on >secret ~{EVERY_NAME} +@all -script -info"
+            )
     url = nodes.url(quarantine=None).replace("redlock://", "redlock://modest:secret@")
     with closing(RedlockStore(url)) as store:
         take(store, new_key())
@@ -650,7 +654,7 @@ def test_scripts_that_all_nodes_have_forgotten_are_taught_again(
             with redis.Redis.from_url(server.url()) as client:
                 client.script_flush()
                 client.config_resetstat()
-        assert give(store, key, token) is Relation.OURS
+        assert give(store, key, token) is ReleaseReply.OURS
         store._fanout.drain()
         for server in nodes:
             with redis.Redis.from_url(server.url()) as client:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.core.store import Granted, Relation, Release
+from celery_singleton_lock.core.store import Granted, Release, ReleaseReply
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
@@ -71,7 +71,7 @@ def test_leases_are_taken_renewed_and_released_over_tls(
         finally:
             servers[0].resume()
         released = store.release(Release(keys=(key,), token=token), timeout=TIMEOUT)
-        assert released is Relation.OURS
+        assert released is ReleaseReply.OURS
 
 
 def test_a_certificate_of_an_unknown_authority_is_refused(

@@ -8,7 +8,13 @@ from contextlib import closing
 import pytest
 
 from celery_singleton_lock.core.lease import LossReason
-from celery_singleton_lock.core.store import RENEWED, Granted, Refused, Relation, Release
+from celery_singleton_lock.core.store import (
+    RENEWED,
+    Granted,
+    Refused,
+    Release,
+    ReleaseReply,
+)
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -121,9 +127,9 @@ def test_a_url_that_cannot_be_meant_is_refused_before_its_first_use(url: str, re
 @slow
 def test_what_the_sentinels_name_is_refused_while_it_is_a_replica(sentinels: Sentinels) -> None:
     """As in the moment of a failover in which a sentinel still names the old master."""
-    replica, _ = sentinels.replicas()
+    named = iter([sentinels.replicas()[0].port, sentinels.master().port])
     with closing(store_of(sentinels.url)) as store:
-        store._connections._master = ("127.0.0.1", replica.port)
+        store._connections._discovered = lambda timeout: ("127.0.0.1", next(named))
         with pytest.raises(StoreUnavailable, match="is no master") as caught:
             ask(store, new_key(), new_token())
         assert not caught.value.was_sent
@@ -156,7 +162,25 @@ def test_a_lease_that_was_replicated_outlives_its_master(private_sentinels: Sent
         wait_until(renewed, "the new master is found")
         assert isinstance(ask(store, key, new_token()), Refused)
         assert fence(store, other) > before
-        assert give(store, key, token) is Relation.OURS
+        assert give(store, key, token) is ReleaseReply.OURS
+
+
+@slow
+def test_a_master_that_comes_back_without_data_is_not_taken_for_the_promoted_one(
+    private_sentinels: Sentinels,
+) -> None:
+    """A supervisor starts it again at once; it is a master until a sentinel demotes it."""
+    sentinels = private_sentinels
+    with closing(store_of(sentinels.url)) as store:
+        ask(store, new_key(), new_token())
+        old = sentinels.master()
+        old.kill()
+        new = sentinels.wait_until_promoted(old)
+        old.start()
+        key = new_key()
+        ask(store, key, new_token())
+    with client_of(new) as client:
+        assert client.exists(key)
 
 
 @slow

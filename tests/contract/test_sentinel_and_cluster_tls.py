@@ -11,8 +11,8 @@ from celery_singleton_lock.core.store import (
     RENEWED,
     Granted,
     Refused,
-    Relation,
     Release,
+    ReleaseReply,
     Store,
 )
 from celery_singleton_lock.errors import StoreUnavailable
@@ -55,10 +55,10 @@ def test_leases_are_taken_renewed_and_released_over_tls(servers: Sentinels | Clu
         leases = [lease_of(key, token) for key, token in tokens.items()]
         assert store.renew(leases, timeout=TIMEOUT) == [RENEWED] * len(leases)
         for key, token in tokens.items():
-            assert give(store, key, token) is Relation.OURS
+            assert give(store, key, token) is ReleaseReply.OURS
 
 
-def give(store: Store, key: str, token: object) -> Relation:
+def give(store: Store, key: str, token: object) -> ReleaseReply:
     return store.release(Release(keys=(key,), token=token), timeout=TIMEOUT)  # type: ignore[arg-type]
 
 

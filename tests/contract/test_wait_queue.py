@@ -20,18 +20,19 @@ from celery import Celery
 from celery_singleton_lock import LockConflict, hold
 from celery_singleton_lock.core import locker as module
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.store import RENEWED, Granted, Refused, Relation
+from celery_singleton_lock.core.store import RENEWED, Granted, Refused, Relation, ReleaseReply
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.scripts import pack
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import give, take
 from example_project.private_server import PrivateServer
+from tests.harness.keys import EVERY_NAME
 from tests.integration.stage import PATIENCE, wait_until
 
 SCOPE = "queue"
 # What docs/reference/options.md lists: without what wakes the waiting clients, and with it.
-LOCKING = ("~csl:*", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
+LOCKING = (f"~{EVERY_NAME}", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
            "+pttl", "+pexpire", "+time")  # fmt: skip
 WAKING = ("+blpop", "+rpush", "+zadd", "+zcount", "+zrem")
 
@@ -69,7 +70,7 @@ class Desk:
 
     def left(self) -> list[str]:
         """What is in the store of this key; no marker, because no task runs."""
-        found = [key for raw in self._raws for key in raw.scan_iter("csl:*")]
+        found = [key for raw in self._raws for key in raw.scan_iter(EVERY_NAME)]
         return [key.decode() for key in found if self.name in key.decode()]
 
     def close(self) -> None:
@@ -173,7 +174,7 @@ def test_a_client_that_comes_in_between_does_not_overtake(
         (key, holder), first = take_new(redis_store), new_token()
         list_name = f"{Keyspace.wait_queue(key)}!"
         assert in_queue(redis_store, key, first)
-        assert give(redis_store, key, holder) is Relation.OURS
+        assert give(redis_store, key, holder) is ReleaseReply.OURS
         late = ask(redis_store, key, new_token())
         if not (raw.persist(key) and raw.persist(list_name)):
             return False
@@ -183,7 +184,7 @@ def test_a_client_that_comes_in_between_does_not_overtake(
         for _ in range(2):  # twice, because a reply may be lost
             granted = ask(redis_store, key, first, wait_ttl=1.5, handoff=handoff.decode())
             assert isinstance(granted, Granted)
-        assert give(redis_store, key, first) is Relation.OURS
+        assert give(redis_store, key, first) is ReleaseReply.OURS
         assert names_of(raw, key) == []
         return True
 
@@ -254,7 +255,7 @@ def test_a_key_without_a_waiter_is_free_at_once(redis_store: RedisStore, raw: re
     waiter = new_token()
     assert in_queue(redis_store, key, waiter)
     assert not isinstance(ask(redis_store, key, waiter, wait_ttl=0.0), Granted)  # it gives up
-    assert give(redis_store, key, holder) is Relation.OURS
+    assert give(redis_store, key, holder) is ReleaseReply.OURS
     assert names_of(raw, key) == []
     take(redis_store, key)
 

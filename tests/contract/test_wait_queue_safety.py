@@ -21,6 +21,7 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
+    ReleaseReply,
     Store,
 )
 from celery_singleton_lock.inspection import HeldKey
@@ -44,6 +45,7 @@ from celery_singleton_lock.testing.contract.steps import (
 )
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import wait_until
+from tests.harness.keys import EVERY_NAME
 
 from .test_async_release import Bench, asks_for_another, renewal_is_due
 
@@ -85,7 +87,7 @@ class Scene:
             key, waiter = new_key(), new_token()
             holder = take(self.store, key)
             self.waits(key, waiter)
-            assert give(self.store, key, holder, **options) is Relation.OURS
+            assert give(self.store, key, holder, **options) is ReleaseReply.OURS
             if self.stays(key):
                 found.append(Reserved(key, holder, waiter, holder.nonce))
             return bool(found)
@@ -155,7 +157,7 @@ def test_no_task_has_the_name_of_a_waiter(scene: Scene, name: str) -> None:
     forged = Token(name, 0, 0, reserved.handoff)
     assert relation_of(ask(scene.store, reserved.key, forged)) is Relation.OTHER
     assert renew(scene.store, [lease_of(reserved.key, forged)]) == [LossReason.REPLACED]
-    assert give(scene.store, reserved.key, forged) is Relation.NOT_OURS
+    assert give(scene.store, reserved.key, forged) is ReleaseReply.NOT_OURS
     assert scene.is_waiters(reserved.key)
 
 
@@ -165,7 +167,7 @@ def test_no_task_has_the_name_of_a_waiter(scene: Scene, name: str) -> None:
 def test_its_former_holder_finds_it_no_more_its_own(scene: Scene) -> None:
     reserved = scene.reserved()
     assert renew(scene.store, [lease_of(reserved.key, reserved.holder)]) == [LossReason.REPLACED]
-    assert give(scene.store, reserved.key, reserved.holder) is Relation.NOT_OURS
+    assert give(scene.store, reserved.key, reserved.holder) is ReleaseReply.NOT_OURS
     assert scene.is_waiters(reserved.key)
 
 
@@ -178,7 +180,7 @@ def test_operators_see_that_it_has_no_holder(scene: Scene) -> None:
     assert (row["state"], row["since"]) == ("reserved for a waiting client", "")
     assert reserved.holder.task_id not in table([HeldKey.of(record)])
     assert [found.token for found in scene.store.scan(reserved.key)] == [record.token]
-    assert reserved.key not in dict(scene.store.foreign_keys("csl:*"))
+    assert reserved.key not in dict(scene.store.foreign_keys(EVERY_NAME))
 
 
 def test_its_value_is_a_code_that_both_versions_read(scene: Scene) -> None:
@@ -212,7 +214,7 @@ def test_a_release_that_is_resent_hands_over_once(scene: Scene) -> None:
     reserved = scene.reserved()
     value = scene.raw.get(reserved.key)
     for _ in range(2):
-        assert give(scene.store, reserved.key, reserved.holder) is Relation.NOT_OURS
+        assert give(scene.store, reserved.key, reserved.holder) is ReleaseReply.NOT_OURS
     assert scene.raw.get(reserved.key) == value
     assert scene.woken(reserved.key) == [reserved.handoff]
 
@@ -225,7 +227,7 @@ def test_a_release_that_is_resent_leaves_a_later_holder_alone(scene: Scene) -> N
     assert isinstance(reply, Granted)
     scene.waits(reserved.key, third)
     for _ in range(2):
-        assert give(scene.store, reserved.key, reserved.holder) is Relation.NOT_OURS
+        assert give(scene.store, reserved.key, reserved.holder) is ReleaseReply.NOT_OURS
     assert record_of(scene.store, reserved.key).token == str(reserved.waiter)
     assert scene.woken(reserved.key) == [reserved.handoff]
 
@@ -275,13 +277,13 @@ def test_an_asynchronous_release_that_is_late_finds_what_its_next_copy_left(benc
     holder = take(bench.store, key)
     scene.waits(key, waiter)
     request = Release(keys=(key,), token=holder)
-    assert bench.store.release(request, timeout=TIMEOUT) is Relation.OURS
+    assert bench.store.release(request, timeout=TIMEOUT) is ReleaseReply.OURS
     handoff = bench.raw.blpop([f"{Keyspace.wait_queue(key)}!"], 1)
     assert handoff is None or handoff[1].decode() == holder.nonce  # None: its half second was over
     bench.raw.delete(key)
     third = take(bench.store, key)
     scene.waits(key, waiter)
-    assert bench.store.release(request, timeout=TIMEOUT) is Relation.NOT_OURS
+    assert bench.store.release(request, timeout=TIMEOUT) is ReleaseReply.NOT_OURS
     assert record_of(bench.store, key).token == str(third)
     assert scene.woken(key) == []
 
@@ -299,7 +301,7 @@ def test_a_holder_that_asks_again_keeps_its_lease_while_others_wait(scene: Scene
     assert relation_of(ask(scene.store, key, holder.next_attempt())) is Relation.EARLIER
     assert renew(scene.store, [lease_of(key, holder)]) == [RENEWED]
     scene.waits(key, waiter)  # the poll that says so again
-    assert give(scene.store, key, holder) is Relation.OURS
+    assert give(scene.store, key, holder) is ReleaseReply.OURS
     assert scene.woken(key) in ([holder.nonce], [])  # []: its half second was over
 
 
@@ -322,7 +324,7 @@ def test_what_becomes_of_a_lease_is_not_handed_over(scene: Scene, kind: Kind) ->
     holder = take(scene.store, key)
     scene.waits(key, waiter)
     options = {"become": kind, "become_ttl": LONG, "next_token": holder.next_attempt()}
-    assert give(scene.store, key, holder, **options) is Relation.OURS
+    assert give(scene.store, key, holder, **options) is ReleaseReply.OURS
     assert record_of(scene.store, key).kind is kind
     assert scene.woken(key) == []
     scene.waits(key, waiter, handoff=holder.nonce)
@@ -336,14 +338,14 @@ def test_a_claim_goes_with_a_lease_that_is_waited_for(scene: Scene) -> None:
     take(scene.store, key, holder, claim=running(claim))
     scene.waits(key, waiter)
     change = becomes(claim, Phase.RETRYING)
-    assert give(scene.store, key, holder, claim=change) is Relation.OURS
+    assert give(scene.store, key, holder, claim=change) is ReleaseReply.OURS
     record = record_of(scene.store, claim)
     assert (record.token, record.phase) == (holder.task, Phase.RETRYING)
     handoff = holder.nonce
     granted = ask(scene.store, key, waiter, wait_ttl=WAITS, handoff=handoff, claim=running(claim))
     assert isinstance(granted, Granted)
     assert record_of(scene.store, claim).token == holder.task, "another's claim"
-    assert give(scene.store, key, waiter, claim=freed(claim)) is Relation.OURS
+    assert give(scene.store, key, waiter, claim=freed(claim)) is ReleaseReply.OURS
     assert record_of(scene.store, claim).token == holder.task
 
 
@@ -359,7 +361,7 @@ def test_a_waiter_with_a_claim_changes_it_as_without_a_wait_queue(scene: Scene) 
     )
     assert isinstance(granted, Granted)
     assert record_of(scene.store, claim).phase is Phase.RUNNING
-    assert give(scene.store, key, waiter, claim=freed(claim)) is Relation.OURS
+    assert give(scene.store, key, waiter, claim=freed(claim)) is ReleaseReply.OURS
     assert scene.store.inspect(claim) is None
 
 

@@ -24,6 +24,7 @@ from celery_singleton_lock.core.store import (
     Granted,
     Relation,
     Release,
+    ReleaseReply,
     Renewal,
     Store,
 )
@@ -141,7 +142,7 @@ def test_an_older_holder_is_not_disturbed_by_a_waiter(
     assert renew(older, [lease_of(key, holder)]) == [RENEWED]
     assert isinstance(ask(older, key, holder), Granted)  # sent again
     scene.waits(key, waiter)
-    assert give(older, key, holder) is Relation.OURS
+    assert give(older, key, holder) is ReleaseReply.OURS
     assert not raw.exists(key), "it wakes no client, and reserves it for none"
     assert isinstance(ask(scene.store, key, waiter, wait_ttl=WAITS), Granted)
     assert record_of(older, key).kind is Kind.LEASE
@@ -156,7 +157,7 @@ def test_what_an_older_holder_makes_of_its_lease_is_as_ever(
     scene.waits(key, new_token())
     following = holder.next_attempt()
     options = {"become": kind, "become_ttl": TTL, "next_token": following}
-    assert give(older, key, holder, **options) is Relation.OURS
+    assert give(older, key, holder, **options) is ReleaseReply.OURS
     assert record_of(scene.store, key).kind is kind
     if kind is Kind.RESERVED:
         assert isinstance(ask(scene.store, key, following), Granted)
@@ -171,7 +172,7 @@ def test_an_older_worker_takes_a_reserved_key_when_that_is_over(
     assert relation_of(refused) is Relation.OTHER
     assert record_of(older, reserved.key).kind is Kind.RESERVED
     assert renew(older, [lease_of(reserved.key, reserved.holder)]) == [LossReason.REPLACED]
-    assert give(older, reserved.key, reserved.holder) is Relation.NOT_OURS
+    assert give(older, reserved.key, reserved.holder) is ReleaseReply.NOT_OURS
     scene.raw.pexpire(reserved.key, 1)
     wait_until(lambda: not scene.raw.exists(reserved.key), "its time is over")
     take(older, reserved.key, late)
@@ -189,7 +190,7 @@ def test_a_woken_client_is_not_stopped_by_an_older_worker(older: OlderStore, sce
     assert isinstance(granted, Granted)
     assert relation_of(ask(older, reserved.key, new_token())) is Relation.OTHER
     # The older worker's parent, say, which knows the token.
-    assert give(older, reserved.key, reserved.waiter) is Relation.OURS
+    assert give(older, reserved.key, reserved.waiter) is ReleaseReply.OURS
     assert not scene.raw.exists(reserved.key)
 
 

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from celery_singleton_lock.core.store import Granted, Relation, Release
+from celery_singleton_lock.core.store import Granted, Release, ReleaseReply
 from celery_singleton_lock.stores.zookeeper.store import ZooKeeperStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from tests.chaos.proxy import Kind, Mode, Proxy
@@ -31,5 +31,5 @@ def test_a_forgotten_request_is_answered_behind_the_next_one(zookeeper: ZooKeepe
             proxy.set(Mode(kind=kind))
             assert isinstance(ask(store, key, token), Granted)
             request = Release(keys=(key,), token=token)
-            assert store.release(request, timeout=TIMEOUT) is Relation.OURS
+            assert store.release(request, timeout=TIMEOUT) is ReleaseReply.OURS
         proxy.set(Mode())

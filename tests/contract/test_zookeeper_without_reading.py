@@ -21,6 +21,7 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
+    ReleaseReply,
 )
 from celery_singleton_lock.stores.zookeeper.store import ZooKeeperStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
@@ -55,7 +56,7 @@ def other(zookeeper: ZooKeeperEnsemble, path: str) -> Iterator[ZooKeeperStore]:
         yield store
 
 
-def give(store: ZooKeeperStore, key: str, token: Token, **options: Any) -> Relation:
+def give(store: ZooKeeperStore, key: str, token: Token, **options: Any) -> ReleaseReply:
     return store.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
 
 
@@ -127,7 +128,7 @@ def test_a_key_that_was_found_taken_is_not_written_to_again(
         assert isinstance(reply, Refused)
         assert reply.relation is Relation.OTHER
     assert written == [None]
-    assert give(other, key, token) is Relation.OURS
+    assert give(other, key, token) is ReleaseReply.OURS
     third = new_token()
     assert isinstance(ask(store, key, third), Granted)
     give(store, key, third)
@@ -188,7 +189,7 @@ def test_a_holder_granted_by_a_guess_does_not_release_its_successor(
     ask(store, key, first)
     assert other.free(key, str(first))
     ask(other, key, second)
-    assert give(store, key, first) is Relation.NOT_OURS
+    assert give(store, key, first) is ReleaseReply.NOT_OURS
     record = store.inspect(key)
     assert record is not None
     assert record.token == str(second)
@@ -202,7 +203,7 @@ def test_a_marker_that_came_beside_a_guessed_lease_decides_its_release(
     ask(store, key, token)
     other.mark(Mark(key=key, token=twin, state=MarkerState.DONE, ttl=60), timeout=TIMEOUT)
     done = {"marker": MarkerState.FINISHING, "marker_ttl": 60.0}
-    assert give(store, key, token, **done) is Relation.OURS
+    assert give(store, key, token, **done) is ReleaseReply.OURS
     reply = ask(store, key, token)
     assert isinstance(reply, Refused)
     assert reply.relation is Relation.DONE  # and not what the release would have written

@@ -52,6 +52,7 @@ class Site:
         unique: Claimed when it is published.
         newest: Claimed, and run with the arguments of the last call.
         cancelling: Cancels an older call.
+        queued: Waits in the queue of its key.
     """
 
     def __init__(self, url: str, others: int = 0, results: str | None = None) -> None:
@@ -75,6 +76,7 @@ class Site:
         self.cancelling: Any = singleton_task(
             name="costs.cancelling", on_conflict="cancel_running", **shared
         )(_body)
+        self.queued: Any = singleton_task(name="costs.queued", on_conflict="queue", **shared)(_body)
         for number in range(others):
             singleton_task(name=f"costs.other_{number}", **shared)(_body)
         app.finalize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -52,7 +53,21 @@ def test_the_keys_of_the_store_are_as_large_as_the_page_says(
     assert len(list(redis_client.scan_iter())) == len(parts) + 2, "no other key is left"
 
 
+def test_a_waiting_call_takes_what_the_page_says_and_its_message(
+    site: Site, redis_client: redis.Redis
+) -> None:
+    waiting = 100
+    for _ in range(waiting):
+        site.publish(site.queued, "42")
+    with site.app.connection_for_write() as connection:
+        message = len(json.dumps(connection.default_channel._get("celery")))
+    keys = [key for key in redis_client.scan_iter() if ":queue|" in key or ":calls|" in key]
+    size = sum(redis_client.memory_usage(key, samples=0) for key in keys) / waiting
+    assert is_near(size, bytes_of("a waiting call") + message)
+
+
 def test_the_page_uses_its_figures() -> None:
     formula = re.findall(r"^bytes = (.*)$", PAGE, flags=re.MULTILINE)[0]
     rows = ("a lease", "a claim", "the marker")
+    assert f"+ ({bytes_of('a waiting call')} + message) x waiting calls" in PAGE
     assert [int(number) for number in re.findall(r"(\d+) x", formula)] == [*map(bytes_of, rows)]

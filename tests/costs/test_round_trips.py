@@ -91,6 +91,26 @@ def test_each_end_of_a_task_costs_what_is_promised(site: Site, take: Take) -> No
     }
 
 
+def test_a_call_in_a_queue_costs_one_round_trip_more_to_publish_and_none_to_run(
+    site: Site, take: Take
+) -> None:
+    with site.taken(task=site.queued):
+        site.run(site.queued)  # the server gets to know the scripts
+    site.publish(site.queued, "warm")
+    site.run(site.queued, "warm too")
+    take()
+    site.publish(site.queued, "first")
+    assert take() == ONE
+    site.publish(site.queued, "first")  # it waits
+    assert take() == ONE
+    site.run(site.queued, "free")
+    assert take() == TWO
+    with site.taken(task=site.queued):
+        take()
+        site.run(site.queued)
+        assert take() == TWO  # refused; joined, with its message
+
+
 def test_a_conflict_costs_one_round_trip_and_a_put_back_a_second(site: Site, take: Take) -> None:
     with site.taken():
         take()

@@ -15,10 +15,13 @@ from uuid import UUID
 from celery import Celery
 from celery.app.task import Context
 
+from celery_singleton_lock.core.lease import Token
+from celery_singleton_lock.message.header import Delivery
+
 #: The queue that workers of the tests consume.
 QUEUE = "celery"
 
-_FIELDS = ("id", "call", "attempt", "started", "sequence", "tries", "since", "last", "losses")
+_FIELDS = tuple(Delivery(token=Token("id", 0, 0, "nonce")).header())
 _FORGED = ("token", "key", "fence", "nonce", "holder", "version", "limit", "slots")
 _METHODS = sorted(name for name, value in vars(Context).items() if callable(value))
 

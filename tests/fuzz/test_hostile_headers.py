@@ -16,8 +16,10 @@ from uuid import uuid4
 
 import pytest
 
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import Granted
+from celery_singleton_lock.message.header import HEADER, Delivery
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing.contract.steps import ask, publish
 from tests.fuzz.letters import Letter, Writer
@@ -33,9 +35,7 @@ LETTERS = 300
 PATIENCE = 120.0
 
 # What ends a message, in Celery's words and ours.
-_ENDED = re.compile(
-    r"\[([^\]\s]+)\] (?:succeeded|raised|ignored|rejected)|dropped: \S+\[([^\]\s]+)\]"
-)
+_ENDED = re.compile(r"\[([^\]\s]+)\] (?:succeeded|raised|ignored|rejected)")
 _DISCARDED = re.compile(r"Discarding revoked task: \S+\[([^\]\s]+)\]")
 
 
@@ -90,6 +90,14 @@ def letter(task: str, name: str, **headers: Any) -> Letter:
     return Letter(f"tests.apps.hostile.{task}", name, str(uuid4()), headers)
 
 
+def conflicting(**fields: Any) -> Letter:
+    """A letter whose key others hold, with these fields of a copy."""
+    sent = letter("waiting", "guarded")
+    delivery = Delivery(token=Token(sent.task_id, 0, 0, "n"), **fields)
+    sent.headers[HEADER] = delivery.header()
+    return sent
+
+
 def unlocked(stage: Stage) -> list[Any]:
     """Bodies that ran without a lease on their key."""
     starts = [r for r in stage.journal.records() if r.event == "start"]
@@ -97,9 +105,9 @@ def unlocked(stage: Stage) -> list[Any]:
 
 
 def ended(worker: CeleryWorker) -> set[str]:
-    lines = worker.log
-    found = [match[1] or match[2] for match in _ENDED.finditer(lines)]
-    return {*found, *(match[1] for match in _DISCARDED.finditer(lines))}
+    log = worker.log
+    found = {match[1] for said in (_ENDED, _DISCARDED) for match in said.finditer(log)}
+    return found | {event.task_id for event in worker.events(EventName.DROPPED)}
 
 
 def runs_a_normal_task(stage: Stage, name: str) -> None:
@@ -161,8 +169,7 @@ def test_the_highest_sequence_number_loses_no_job(
     stage: Stage, worker: CeleryWorker, others: Others
 ) -> None:
     """Put back, its copy must not count as older than itself."""
-    header = {"attempt": "0.0", "sequence": 10**9 - 1}
-    sent = letter("waiting", "guarded", singleton_lock=header).post(stage.app.app)
+    sent = conflicting(sequence=10**9 - 1).post(stage.app.app)
     # The policy's max_wait is over at last, and not "dropped: superseded".
     worker.wait_for_log(rf"\[{sent.task_id}\] raised unexpected: LockConflict", timeout=PATIENCE)
 
@@ -171,8 +178,7 @@ def test_the_highest_sequence_number_loses_no_job(
 def test_a_first_conflict_in_the_future_does_not_wait_until_then(
     stage: Stage, worker: CeleryWorker, others: Others
 ) -> None:
-    header = {"attempt": "0.0", "since": 9e10}
-    sent = letter("waiting", "guarded", singleton_lock=header).post(stage.app.app)
+    sent = conflicting(since=9e10).post(stage.app.app)
     worker.wait_for_log(rf"\[{sent.task_id}\] raised unexpected: LockConflict", timeout=PATIENCE)
 
 

@@ -10,6 +10,7 @@ import redis
 
 from celery_singleton_lock.stores.redis.cluster import slot_of
 from example_project.private_server import PrivateServer, free_port
+from tests.harness.addresses import LOCAL, redis_arguments
 from tests.harness.certificates import Certificates
 from tests.harness.deliveries import wait_until
 from tests.harness.sentinels import client_of, link_of
@@ -28,11 +29,19 @@ class Cluster:
         arguments: More arguments of all nodes.
         tls: They speak TLS, among themselves too, on ports of their own; `url` names those. The
             plain ports are for the test.
+        address: Where all listen beside 127.0.0.1, and by which they know each other.
     """
 
-    def __init__(self, arguments: Sequence[str] = (), *, tls: Certificates | None = None) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str] = (),
+        *,
+        tls: Certificates | None = None,
+        address: str = LOCAL,
+    ) -> None:
         self._stack = ExitStack()
-        self._arguments = list(arguments)
+        self._arguments = [*redis_arguments(address), *arguments]
+        self._address = address
         self._tls = tls
         self._tls_ports: list[int] = []
         #: Masters at the start, then their replicas in the same order.
@@ -65,7 +74,7 @@ class Cluster:
     @property
     def url(self) -> str:
         """With all nodes, so that any of them may be away."""
-        hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports())
+        hosts = ",".join(f"{self._address}:{port}" for port in self._ports())
         if self._tls is None:
             return f"redis+cluster://{hosts}"
         return f"rediss+cluster://{hosts}?ssl_ca_certs={self._tls.ca}"
@@ -117,7 +126,7 @@ class Cluster:
     def move_keys(self, keys: Sequence[str], source: PrivateServer, target: PrivateServer) -> None:
         """MIGRATE them, ttls and all."""
         with client_of(source) as client:
-            client.migrate("127.0.0.1", target.port, list(keys), 0, 5000)
+            client.migrate(self._address, target.port, list(keys), 0, 5000)
 
     def keys_in(self, slot: int, node: PrivateServer) -> list[str]:
         """What a node has of a slot."""
@@ -157,7 +166,7 @@ class Cluster:
                     client.execute_command("CLUSTER ADDSLOTSRANGE", begin, end)
         with client_of(self.nodes[0]) as client:
             for port, bus_port in zip(self._ports()[1:], bus_ports[1:], strict=True):
-                client.execute_command("CLUSTER MEET", "127.0.0.1", port, bus_port)
+                client.execute_command("CLUSTER MEET", self._address, port, bus_port)
         wait_until(
             lambda: self._known() == {str(len(self.nodes))}, "all nodes have met", timeout=60
         )

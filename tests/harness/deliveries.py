@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import time
@@ -11,6 +12,8 @@ from typing import TypeVar
 
 import redis
 
+from celery_singleton_lock.core.events import EventName
+from tests.harness.log import events_in
 from tests.harness.processes import POLL, TIMEOUT, Process
 
 Answer = TypeVar("Answer")
@@ -26,17 +29,16 @@ def received(workers: Iterable[Process]) -> Counter[str]:
     return Counter(match[1] for line in lines if (match := _RECEIVED.search(line)))
 
 
-def reported(workers: Iterable[Process], event: str, *, reason: str = "") -> Counter[str]:
-    """How often the lock reported ``event`` (put-back, dropped ...) of each task id.
+def reported(workers: Iterable[Process], event: EventName, *, reason: str = "") -> Counter[str]:
+    """How often the lock reported ``event`` of each task id.
 
     Args:
         workers: Whose logs.
         event: Its name.
-        reason: Only with this one.
+        reason: Only with one that begins so.
     """
-    pattern = re.compile(rf"singleton {event}: \S+\[(\S+)\] .*{reason and f'reason=.?{reason}'}")
     lines = [line for worker in workers for line in worker.lines]
-    return Counter(match[1] for line in lines if (match := pattern.search(line)))
+    return Counter(each.task_id for each in events_in(lines, event, reason=reason))
 
 
 def wait_until_settled(workers: Iterable[Process], task_ids: Iterable[str]) -> None:
@@ -50,8 +52,8 @@ def wait_until_settled(workers: Iterable[Process], task_ids: Iterable[str]) -> N
     def all_ended() -> bool:
         arrived, back, gone = (
             received(workers),
-            reported(workers, "put-back"),
-            reported(workers, "dropped"),
+            reported(workers, EventName.PUT_BACK),
+            reported(workers, EventName.DROPPED),
         )
         return all(arrived[each] == 1 + back[each] + gone[each] for each in task_ids)
 
@@ -71,6 +73,15 @@ def wait_until(condition: Callable[[], Answer], what: str, timeout: float = TIME
             return answer
         assert not late, f"waited {timeout:g} s without success until {what}"
         time.sleep(POLL)
+
+
+def wait_until_collected(condition: Callable[[], bool], what: str) -> None:
+    """Collect garbage until ``condition()`` is true.
+
+    One collection is not enough: `gc.collect` does nothing while another thread collects, which
+    may be inside a finalizer.
+    """
+    wait_until(lambda: [gc.collect(), condition()][1], what)
 
 
 class RedisBroker:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from example_project.private_server import free_port
+from tests.harness.addresses import LOCAL
 from tests.harness.processes import POLL, Process
 
 
@@ -21,9 +22,11 @@ class Ensemble(ABC):
         name: The program's name, for logs and the directory of the data.
         members: The number of members.
         boot_timeout: Seconds until there is a leader.
+        address: Where they listen for clients.
     """
 
-    def __init__(self, name: str, members: int, boot_timeout: float) -> None:
+    def __init__(self, name: str, members: int, boot_timeout: float, address: str = LOCAL) -> None:
+        self._address = address
         self._name = name
         self._boot_timeout = boot_timeout
         self._directory = Path(tempfile.mkdtemp(prefix=f"csl-{name}-"))
@@ -103,7 +106,7 @@ class Ensemble(ABC):
         return Process(self._commands[number], name=f"{self._name}{number}")
 
 
-def hosts(ports: Sequence[int], members: Sequence[int] | None) -> str:
+def hosts(ports: Sequence[int], members: Sequence[int] | None, address: str = LOCAL) -> str:
     """The hosts of a URL: of all members, or of those that are named."""
     chosen = ports if members is None else [ports[number] for number in members]
-    return ",".join(f"127.0.0.1:{port}" for port in chosen)
+    return ",".join(f"{address}:{port}" for port in chosen)

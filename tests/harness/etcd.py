@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
 import requests
 
 from example_project.private_server import free_port
+from tests.harness.addresses import LOCAL
 from tests.harness.certificates import Certificates
 from tests.harness.ensemble import Ensemble, hosts
 
@@ -28,15 +30,21 @@ class EtcdCluster(Ensemble):
         members: How many; three survive the loss of one.
         tls: Clients have to speak TLS, and to show a certificate.
         options: More arguments of each.
+        address: Where they listen for clients.
     """
 
     def __init__(
-        self, members: int = 3, *, tls: Certificates | None = None, options: Sequence[str] = ()
+        self,
+        members: int = 3,
+        *,
+        tls: Certificates | None = None,
+        options: Sequence[str] = (),
+        address: str = LOCAL,
     ) -> None:
         binary = find_etcd()
         if binary is None:
             raise RuntimeError("etcd is not installed. Debian: apt-get install etcd-server")
-        super().__init__("etcd", members, BOOT_TIMEOUT)
+        super().__init__("etcd", members, BOOT_TIMEOUT, address)
         self._tls = tls
         scheme, arguments = "http", list(options)
         if tls is not None:
@@ -50,8 +58,8 @@ class EtcdCluster(Ensemble):
                 binary,
                 *("--name", f"m{number}"),
                 *("--data-dir", str(self._directory / f"m{number}")),
-                *("--listen-client-urls", f"{scheme}://127.0.0.1:{client}"),
-                *("--advertise-client-urls", f"{scheme}://127.0.0.1:{client}"),
+                *("--listen-client-urls", f"{scheme}://{address}:{client}"),
+                *("--advertise-client-urls", f"{scheme}://{address}:{client}"),
                 *("--listen-peer-urls", f"http://127.0.0.1:{peer}"),
                 *("--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}"),
                 *("--initial-cluster", cluster),
@@ -63,7 +71,7 @@ class EtcdCluster(Ensemble):
 
     def url(self, path: str = "", members: tuple[int, ...] | None = None) -> str:
         """The store's URL, of all members or of those that are named."""
-        place = f"{hosts(self.ports, members)}/{path}"
+        place = f"{hosts(self.ports, members, self._address)}/{path}"
         return f"etcds://{place}?{self._tls.query}" if self._tls else f"etcd://{place}"
 
     def restart_empty(self) -> None:
@@ -76,13 +84,18 @@ class EtcdCluster(Ensemble):
         """Ask a member, around the store."""
         tls = self._tls
         options: dict[str, Any] = {"verify": tls.ca, "cert": (tls.cert, tls.key)} if tls else {}
-        url = f"{'https' if tls else 'http'}://127.0.0.1:{self.ports[number]}/v3/{path}"
+        url = f"{'https' if tls else 'http'}://{self._address}:{self.ports[number]}/v3/{path}"
         reply: dict[str, Any] = requests.post(url, json=body, timeout=5, **options).json()
         return reply
 
-    def lease_count(self) -> int:
-        """How many etcd leases there are."""
-        return len(self.post("lease/leases", {}).get("leases", []))
+    def leases_under(self, prefix: str) -> set[str]:
+        """The etcd leases to which the keys under ``prefix`` are bound.
+
+        There may be others without keys: a repeated request for a lease leaves one.
+        """
+        first, last = (b64encode(f"{prefix}{end}".encode()).decode() for end in "/0")
+        found = self.post("kv/range", {"key": first, "range_end": last, "keys_only": True})
+        return {entry["lease"] for entry in found.get("kvs", [])}
 
     def _leader(self) -> int | None:
         found = {number: self._status(number) for number in self._living()}

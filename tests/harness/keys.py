@@ -1,14 +1,48 @@
-"""The lock keys of a test's app, as an operator sees and frees them."""
+"""The lock keys of a test's app, as an operator sees and frees them; names and ages of keys."""
 
 from __future__ import annotations
 
+from typing import Final
+
+import redis
 from celery import Celery
 
+from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.deliveries import wait_until
 from tests.harness.processes import TIMEOUT
+
+#: A glob pattern of all names in the store, of every prefix.
+EVERY_NAME: Final = Keyspace().match_all().partition("{")[0] + "*"
+
+
+def name_in_store(rest: str, *, prefix: str = "celery", shard: object = 0) -> str:
+    """The name of something beside the leases, or of a key that another program has left.
+
+    The key of a task is ``task.lock_key(...)``.
+
+    Args:
+        rest: What follows the shard.
+        prefix: That of the app.
+        shard: Its number.
+    """
+    start = Keyspace(prefix).lock("scope", "rest").removesuffix("0}:scope:rest")
+    return f"{start}{shard}}}:{rest}"
+
+
+def grow_old(client: redis.Redis, seconds: float) -> None:
+    """Take ``seconds`` from all keys of a database that expire."""
+    keys = list(client.scan_iter(count=1000))
+    with client.pipeline() as pipe:
+        for key in keys:
+            pipe.pttl(key)
+        for key, left in zip(keys, pipe.execute(), strict=True):
+            if left >= 0:
+                # A key that would live for no time is deleted by this command.
+                pipe.pexpire(key, left - round(seconds * 1000))
+        pipe.execute()
 
 
 class Keys:
@@ -23,7 +57,7 @@ class Keys:
 
     def held(self) -> dict[str, Record]:
         """Every key that is taken, in whatever way."""
-        return {record.key: record for record in self.store.scan("csl:*")}
+        return {record.key: record for record in self.store.scan(EVERY_NAME)}
 
     def find(self, key: str) -> Record | None:
         """The holder of ``key``, if there is one."""

@@ -9,7 +9,13 @@ from typing import Any
 
 from celery import Celery
 
+from celery_singleton_lock.core.events import EventName
 from tests.harness.worker import CeleryWorker
+
+
+def type_of(name: EventName) -> str:
+    """The type of the worker event about ``name``."""
+    return f"singleton-{name}"
 
 
 class Listener:
@@ -45,19 +51,26 @@ class Listener:
         """All events so far."""
         return list(self._events)
 
-    def wait_for(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """The first event of this type and with these fields, past or future."""
+    def wait_for(self, kind: EventName | str, **fields: Any) -> dict[str, Any]:
+        """The first event of this kind and with these fields, past or future."""
         found = []
         with self._news:
             assert self._news.wait_for(lambda: self.of(kind, **fields), timeout=20), self._events
             found = self.of(kind, **fields)
         return found[0]
 
-    def of(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
+    def of(self, kind: EventName | str, **fields: Any) -> list[dict[str, Any]]:
+        """The events of this kind and with these fields so far.
+
+        Args:
+            kind: An event of this library, or the type of another worker event.
+            **fields: What they have to be.
+        """
+        wanted = type_of(kind) if isinstance(kind, EventName) else kind
         return [
             event
             for event in self.events
-            if event["type"] == kind and fields.items() <= event.items()
+            if event["type"] == wanted and fields.items() <= event.items()
         ]
 
 

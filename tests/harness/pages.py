@@ -42,13 +42,14 @@ def run(*arguments: str, folder: Path, **options: Any) -> subprocess.CompletedPr
 class Page:
     """A page whose examples run in ``folder``, on the server at ``redis_url``.
 
-    A Python block that begins with ``# name.py`` is that file. Blocks with ``>>>`` are sessions.
+    Locks that it keeps in etcd are at ``locks``. A Python block that begins with ``# name.py`` is
+    that file. Blocks with ``>>>`` are sessions.
     """
 
-    def __init__(self, name: str, folder: Path, redis_url: str) -> None:
-        self._text = re.sub(
-            r"redis://localhost:6379/\d", redis_url, (ROOT / "docs" / name).read_text()
-        )
+    def __init__(self, name: str, folder: Path, redis_url: str, locks: str = "") -> None:
+        text = (ROOT / "docs" / name).read_text()
+        text = text.replace("etcd://localhost:2379/locks", locks)
+        self._text = re.sub(r"redis://localhost:6379/\d", redis_url, text)
         self._folder = folder
 
     def write(self) -> Self:

@@ -15,11 +15,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import psutil
 
+from celery_singleton_lock.core.events import EventName
 from example_project.private_server import tied_to_parent
+from tests.harness.log import LoggedEvent, events_in, read_event
+
+_Found = TypeVar("_Found")
 
 #: The root of the repository; processes start here, so that `tests.apps` can be imported.
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,22 +60,13 @@ class Process:
         self._popen: subprocess.Popen[str] | None = None
         self._lines: list[str] = []
         self._log_closed = False
+        self._is_gone = False
         # Guards the two above: written by the reader thread, waited on by the test.
         self._news = threading.Condition()
 
     def start(self) -> Self:
         """Start it and return at once; `wait_for_log` waits until it has come somewhere."""
-        self._popen = subprocess.Popen(
-            tied_to_parent(self.command),
-            env={name: value for name, value in self._env.items() if value is not None},
-            cwd=self._cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        self._popen = self._launch(tied_to_parent(self.command))
         threading.Thread(target=self._read, args=(self._popen,), daemon=True).start()
         return self
 
@@ -115,22 +110,61 @@ class Process:
             AssertionError: The process ended or the time is over without such a line.
         """
         expression = re.compile(pattern)
+        return self._wait_for(
+            expression.search, f"no line like {expression.pattern!r}", timeout, since
+        )
+
+    def wait_for_event(
+        self,
+        *names: EventName,
+        task_id: str | None = None,
+        timeout: float = TIMEOUT,
+        since: int = 0,
+        **fields: Any,
+    ) -> LoggedEvent:
+        """Wait for the log line of an event of these names, past or future.
+
+        Args:
+            names: The events, any of which will do.
+            task_id: Of this task only.
+            timeout: Seconds.
+            since: As for `wait_for_log`.
+            **fields: What the event's fields are (`LoggedEvent.has`).
+
+        Raises:
+            AssertionError: As for `wait_for_log`.
+        """
+
+        def find(line: str) -> LoggedEvent | None:
+            event = read_event(line)
+            if event is None or event.name not in names or not event.has(**fields):
+                return None
+            return event if task_id in (None, event.task_id) else None
+
+        what = f"no event {', '.join(names)} of {task_id or 'any task'} with {fields}"
+        return self._wait_for(find, what, timeout, since)
+
+    def events(self, *names: EventName, **fields: Any) -> list[LoggedEvent]:
+        """The events in its log so far: of these names, and with these fields."""
+        return [*events_in(self.lines, *names, **fields)]
+
+    def _wait_for(
+        self, find: Callable[[str], _Found | None], what: str, timeout: float, since: int
+    ) -> _Found:
         deadline = time.monotonic() + timeout
         seen = since
         with self._news:
             while True:
                 for line in self._lines[seen:]:
-                    if match := expression.search(line):
-                        return match
+                    if found := find(line):
+                        return found
                 seen = max(since, len(self._lines))
                 left = deadline - time.monotonic()
                 if self._log_closed or left <= 0:
                     why = "its log ended" if self._log_closed else f"{timeout:g} s are over"
                     break
                 self._news.wait(left)
-        raise AssertionError(
-            f"{self.name}: no line like {expression.pattern!r}, {why}:\n{self.tail()}"
-        )
+        raise AssertionError(f"{self.name}: {what}, {why}:\n{self.tail()}")
 
     def wait(self, timeout: float = TIMEOUT) -> int:
         """Wait until it ended and its log is read; returns the exit status as `exit_status` does.
@@ -176,10 +210,13 @@ class Process:
     def kill_group(self) -> float:
         """SIGKILL the process and all its children at once: a power cut. Returns as `kill`."""
         at = time.monotonic()
+        if self._is_gone:
+            return at  # its id may be another process's by now
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.wait()
         _wait_until(lambda: not self.group(), f"the group of {self.name} is gone")
+        self._is_gone = True
         return at
 
     def end(self, timeout: float = 10.0) -> None:
@@ -205,7 +242,13 @@ class Process:
 
     def group(self) -> list[int]:
         """All living processes of its group, orphans of a killed parent too."""
+        if self._is_gone:
+            return []
         return [pid for pid in psutil.pids() if _group_of(pid) == self.pid and is_running(pid)]
+
+    def number_of(self, pid: int) -> int:
+        """What a process of its group is called where names are unique over several hosts."""
+        return pid
 
     def assert_none_left(self, timeout: float = 5.0) -> None:
         """Fail unless the process and everything it started is gone within ``timeout`` seconds."""
@@ -214,6 +257,19 @@ class Process:
     def tail(self, count: int = 60) -> str:
         """The last lines of the log, for error messages."""
         return "\n".join(self.lines[-count:])
+
+    def _launch(self, command: Sequence[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command,
+            env={name: value for name, value in self._env.items() if value is not None},
+            cwd=self._cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
 
     def _started(self) -> subprocess.Popen[str]:
         if self._popen is None:

@@ -6,6 +6,7 @@ It boots in about 5 s, so there is one per test session; each test gets a virtua
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ from typing import Self
 from uuid import uuid4
 
 from example_project.private_server import free_port
+from tests.harness.deliveries import wait_until
 from tests.harness.processes import Process
 
 #: Where Debian's package has the scripts; those on the PATH are wrappers which switch to the user
@@ -116,6 +118,19 @@ class RabbitServer:
             yield
         finally:
             self._set_consumer_timeout(self._default_timeout)
+
+    def wait_until_empty(self, vhost: str) -> None:
+        """Wait until no queue of the virtual host has a message, delayed ones included.
+
+        The node counts those of quorum queues every few seconds only: this shows that nothing
+        stays, not that all has happened.
+        """
+
+        def empty() -> bool:
+            table = self.ctl("list_queues", "--vhost", vhost, "--no-table-headers", "messages")
+            return not any(int(number) for number in re.findall(r"^\d+$", table, re.MULTILINE))
+
+        wait_until(empty, f"the queues of {vhost} are empty")
 
     def ctl(self, *arguments: str) -> str:
         """Run ``rabbitmqctl`` on the node; returns what it printed."""

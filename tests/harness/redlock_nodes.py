@@ -9,6 +9,8 @@ from typing import Self
 import redis
 
 from example_project.private_server import PrivateServer
+from tests.harness.addresses import LOCAL, redis_arguments
+from tests.harness.keys import grow_old
 
 
 class RedlockNodes:
@@ -16,6 +18,7 @@ class RedlockNodes:
 
     Args:
         count: How many.
+        address: Where they listen beside 127.0.0.1; `url` names it.
 
     Example:
         >>> with RedlockNodes(5) as nodes:  # doctest: +SKIP
@@ -23,8 +26,9 @@ class RedlockNodes:
         ...     open_store(nodes.url())
     """
 
-    def __init__(self, count: int = 5) -> None:
-        self._servers = [PrivateServer() for _ in range(count)]
+    def __init__(self, count: int = 5, *, address: str = LOCAL) -> None:
+        self._address = address
+        self._servers = [PrivateServer(arguments=redis_arguments(address)) for _ in range(count)]
 
     def __enter__(self) -> Self:
         for server in self._servers:
@@ -46,7 +50,7 @@ class RedlockNodes:
 
     def url(self, *, db: int = 0, quarantine: float | None = 0) -> str:
         """Names all of them; by default they may vote from their start on, as tests are short."""
-        hosts = ",".join(f"127.0.0.1:{server.port}" for server in self._servers)
+        hosts = ",".join(f"{self._address}:{server.port}" for server in self._servers)
         option = "" if quarantine is None else f"?quarantine={quarantine:g}"
         return f"redlock://{hosts}/{db}{option}"
 
@@ -63,6 +67,13 @@ class RedlockNodes:
                 server.start()
             with redis.Redis.from_url(server.url()) as client:
                 client.flushall()
+
+    def grow_old(self, seconds: float, *, db: int = 0) -> None:
+        """Let the keys of all nodes that run be ``seconds`` older."""
+        for server in self._servers:
+            if server.alive:
+                with redis.Redis.from_url(server.url(db)) as client:
+                    grow_old(client, seconds)
 
     @contextmanager
     def paused(self, indexes: Iterable[int]) -> Iterator[None]:

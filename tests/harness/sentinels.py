@@ -12,6 +12,7 @@ from typing import Any, Self
 import redis
 
 from example_project.private_server import PrivateServer, find_binary, free_port
+from tests.harness.addresses import LOCAL, redis_arguments
 from tests.harness.certificates import Certificates
 from tests.harness.deliveries import wait_until
 from tests.harness.processes import Process
@@ -22,10 +23,11 @@ MASTER = "mymaster"
 DOWN_AFTER = 1.0
 
 _CONFIG = """\
-bind 127.0.0.1
+bind {bind}
+protected-mode no
 port {port}
 dir {directory}
-sentinel monitor {name} 127.0.0.1 {master} 2
+sentinel monitor {name} {address} {master} 2
 sentinel down-after-milliseconds {name} {down_after_ms}
 sentinel failover-timeout {name} 5000
 sentinel parallel-syncs {name} 2
@@ -40,11 +42,19 @@ class Sentinels:
         arguments: More arguments of the three servers.
         tls: All six speak TLS, among themselves too, on ports of their own; `url` names those. The
             plain ports are for the test.
+        address: Where all listen beside 127.0.0.1, and by which they know each other.
     """
 
-    def __init__(self, arguments: Sequence[str] = (), *, tls: Certificates | None = None) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str] = (),
+        *,
+        tls: Certificates | None = None,
+        address: str = LOCAL,
+    ) -> None:
         self._stack = ExitStack()
-        self._arguments = [*_SYNC_AT_ONCE, *arguments]
+        self._arguments = [*_SYNC_AT_ONCE, *redis_arguments(address), *arguments]
+        self._address = address
         self._tls = tls
         # By which the servers know each other: of each plain port, the one with TLS, if there is.
         self._names: dict[int, int] = {}
@@ -58,7 +68,7 @@ class Sentinels:
         with ExitStack() as stack:
             master = self._start_server(stack)
             for _ in range(2):
-                self._start_server(stack, "--replicaof", "127.0.0.1", str(self.name_of(master)))
+                self._start_server(stack, "--replicaof", self._address, str(self.name_of(master)))
             for _ in range(3):
                 self._start_sentinel(stack, self.name_of(master))
             self.wait_until_whole()
@@ -76,7 +86,7 @@ class Sentinels:
     @property
     def url(self) -> str:
         """In our own form."""
-        hosts = ",".join(f"127.0.0.1:{self._names[port]}" for port in self.sentinel_ports)
+        hosts = ",".join(f"{self._address}:{self._names[port]}" for port in self.sentinel_ports)
         url = f"{'sentinels' if self._tls else 'sentinel'}://{hosts}/0?master_name={MASTER}"
         return f"{url}&ssl_ca_certs={self._tls.ca}" if self._tls else url
 
@@ -137,6 +147,8 @@ class Sentinels:
             _CONFIG.format(
                 port=port,
                 directory=directory,
+                bind=" ".join(dict.fromkeys((LOCAL, self._address))),
+                address=self._address,
                 name=MASTER,
                 master=master,
                 down_after_ms=int(DOWN_AFTER * 1000),

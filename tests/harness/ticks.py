@@ -17,6 +17,7 @@ import redis
 from celery import Celery
 from kombu import Connection, Queue
 
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.deliveries import wait_until
@@ -142,15 +143,21 @@ class Beats:
         self,
         count: int = 1,
         *,
-        wait_for: str = r"singleton (leading|standing-by)",
+        decided: bool = True,
         **options: Any,
     ) -> list[CeleryBeat]:
-        """Start more, and wait until they log that they tick or stand by."""
+        """Start more, and wait until they log that they tick or stand by.
+
+        Args:
+            count: How many.
+            decided: False: wait for none of the two.
+            **options: Of `CeleryBeat`.
+        """
         new = [self._start(name=f"beat{self._count + n}", **options) for n in range(count)]
         self._count += count
         self.running += new
-        for process in new:
-            process.wait_for_log(wait_for)
+        for process in new if decided else ():
+            process.wait_for_event(EventName.LEADING, EventName.STANDING_BY)
         return new
 
     def leader(self, *, but: CeleryBeat | None = None, timeout: float = TIMEOUT) -> CeleryBeat:
@@ -176,13 +183,13 @@ class Beats:
         self.running.remove(process)
         process.terminate()
         assert process.wait() == 0
-        assert "singleton resigned" in process.log
+        assert process.events(EventName.RESIGNED)
 
     def wake(self, process: CeleryBeat) -> float:
         """SIGCONT one that stood still, and wait until it stands by; when that was."""
         woken, seen = time.time(), len(process.lines)
         process.cont()
-        process.wait_for_log("singleton standing-by", since=seen)
+        process.wait_for_event(EventName.STANDING_BY, since=seen)
         return woken
 
     def prepare(self, process: CeleryBeat, signal_name: str, place: str) -> None:

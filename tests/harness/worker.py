@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Self
 from uuid import uuid4
 
+from celery import Celery
+
+from tests.harness.deliveries import wait_until
 from tests.harness.processes import ROOT, TIMEOUT, Process
 
 
@@ -59,6 +62,19 @@ class CeleryWorker(Process):
     def wait_until_ready(self, timeout: float = TIMEOUT) -> Self:
         """Wait until it consumes."""
         self.wait_for_log(r"@localhost ready\.", timeout=timeout)
+        return self
+
+    def wait_until_it_answers(self, app: Celery, timeout: float = TIMEOUT) -> Self:
+        """Wait until remote control commands of ``app`` reach it.
+
+        With a Redis broker it subscribes to them after it has said that it is ready, and an earlier
+        command is lost.
+        """
+
+        def answers() -> bool:
+            return bool(app.control.ping([self.hostname], timeout=1.0, limit=1))
+
+        wait_until(answers, f"{self.hostname} answers", timeout)
         return self
 
 

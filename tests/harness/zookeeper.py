@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 from example_project.private_server import free_port
+from tests.harness.addresses import LOCAL
 from tests.harness.certificates import Certificates
 from tests.harness.ensemble import Ensemble, hosts
 
@@ -35,6 +36,7 @@ class ZooKeeperEnsemble(Ensemble):
         tls: A second port, on which clients speak TLS and show a certificate; `url` names it.
         durable: Whether each write waits for the disk, as ZooKeeper does by default. Not needed to
             outlive a killed process; and on a shared disk a single write may wait for seconds.
+        address: Where they listen for clients.
     """
 
     def __init__(
@@ -45,11 +47,12 @@ class ZooKeeperEnsemble(Ensemble):
         max_session: float = 1e5,
         tls: Certificates | None = None,
         durable: bool = False,
+        address: str = LOCAL,
     ) -> None:
         java = find_zookeeper()
         if java is None:
             raise RuntimeError("ZooKeeper is not installed. Debian: apt-get install zookeeper")
-        super().__init__("zookeeper", members, BOOT_TIMEOUT)
+        super().__init__("zookeeper", members, BOOT_TIMEOUT, address)
         self._tls = tls
         self._tls_ports = [free_port() for _ in range(members)]
         peers = [(free_port(), free_port()) for _ in range(members)]
@@ -64,7 +67,7 @@ class ZooKeeperEnsemble(Ensemble):
             (home / "zoo.cfg").write_text(
                 f"tickTime={round(tick * 1000)}\ninitLimit=20\nsyncLimit=10\n"
                 f"maxSessionTimeout={round(max_session * 1000)}\n"
-                f"dataDir={home}\nclientPort={port}\nclientPortAddress=127.0.0.1\n"
+                f"dataDir={home}\nclientPort={port}\nclientPortAddress={address}\n"
                 "maxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist=srvr,cons\n"
                 + servers
                 + (self._tls_config(tls, self._tls_ports[number - 1]) if tls else "")
@@ -88,12 +91,12 @@ class ZooKeeperEnsemble(Ensemble):
         """The store's URL, of all members or of those that are named."""
         if self._tls:
             return f"zks://{hosts(self._tls_ports, members)}/{path}?{self._tls.query}"
-        return f"zk://{hosts(self.ports, members)}/{path}"
+        return f"zk://{hosts(self.ports, members, self._address)}/{path}"
 
     def ask(self, number: int, word: str) -> str:
         """A member's answer to a four-letter word; empty if it doesn't answer."""
         try:
-            with socket.create_connection(("127.0.0.1", self.ports[number]), timeout=2) as link:
+            with socket.create_connection((self._address, self.ports[number]), timeout=2) as link:
                 link.sendall(word.encode())
                 return b"".join(iter(lambda: link.recv(65536), b"")).decode()
         except OSError:

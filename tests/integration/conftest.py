@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
@@ -11,7 +12,10 @@ import redis
 from tests.harness.processes import Process
 from tests.harness.serve import ServeProcess
 from tests.harness.ticks import Ticks
+from tests.harness.worker import CeleryWorker
 from tests.integration.stage import APP, Stage, open_stage
+
+Consume = Callable[..., CeleryWorker]
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +31,27 @@ def stage(
     app = getattr(request.module, "APP", APP)
     with open_stage(url, tmp_path_factory.mktemp(name), app) as stage:
         yield stage
+
+
+@pytest.fixture
+def name() -> str:
+    """What keeps the keys and queues of this test apart from those of other tests."""
+    return uuid4().hex[:12]
+
+
+@pytest.fixture
+def consume(stage: Stage) -> Iterator[Consume]:
+    """``consume("queue", env={...})``: a worker of one process, for this queue and this test."""
+    workers: list[CeleryWorker] = []
+
+    def start(queue: str, **options: Any) -> CeleryWorker:
+        worker = stage.worker(**{"concurrency": 1, "queues": [queue], **options})
+        workers.append(worker)
+        return worker
+
+    yield start
+    for worker in workers:
+        worker.kill_group()
 
 
 @pytest.fixture

@@ -66,7 +66,10 @@ class Stage:
         worker = CeleryWorker(self._name, **options)
         self._stack.callback(lambda: self._end(worker))
         worker.start()
-        return worker.wait_until_ready()
+        worker.wait_until_ready()
+        if options["env"]["BROKER_URL"] == self.environment["BROKER_URL"]:
+            worker.wait_until_it_answers(self.app.app)  # else a test's first command may be lost
+        return worker
 
     def _end(self, worker: CeleryWorker) -> None:
         worker.kill_group()
@@ -121,8 +124,3 @@ def open_stage(
     """A stage on an empty database."""
     with ExitStack() as stack:
         yield Stage(url, directory, stack, name, env)
-
-
-def put_back(result: Any, sequence: int = 1) -> str:
-    """What the worker logs when it puts the message of ``result`` back."""
-    return rf"put-back: \S*\[{result.id}\] .*sequence={sequence}\b"

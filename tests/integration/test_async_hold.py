@@ -34,6 +34,7 @@ from celery_singleton_lock import (
 from celery_singleton_lock.core import locker
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer
+from tests.harness.keys import EVERY_NAME
 from tests.harness.processes import ROOT
 from tests.harness.redlock_nodes import RedlockNodes
 from tests.harness.worker import CeleryWorker
@@ -73,7 +74,7 @@ def raw(private_redis: PrivateServer) -> Iterator[redis.Redis]:
 
 def left(raw: redis.Redis) -> list[str]:
     """The keys of locks, wait queues and handoffs; what belongs to a shard stays."""
-    return sorted(key for key in raw.scan_iter("csl:*") if SCOPE in key)
+    return sorted(key for key in raw.scan_iter(EVERY_NAME) if SCOPE in key)
 
 
 def blocked(raw: redis.Redis) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import is_skipped
+from celery_singleton_lock.core.events import EventName
 from tests.harness.journal import Journal, Record
 from tests.harness.processes import ROOT
 from tests.harness.worker import CeleryBeat, CeleryWorker
@@ -27,7 +28,7 @@ LoadApp = Callable[..., ModuleType]
 
 
 def conflicts(records: list[Record]) -> list[Record]:
-    return [record for record in records if record.data.get("text") == "conflict"]
+    return [record for record in records if record.data.get("text") == EventName.CONFLICT]
 
 
 def test_the_foreign_app_knows_nothing_of_us(environment: dict[str, str]) -> None:
@@ -110,7 +111,9 @@ def test_a_call_by_name_and_one_by_the_class_exclude_each_other(
         journal.wait_for(
             lambda records, done=number + 1: (
                 done  # type: ignore[misc]
-                <= len([record for record in records if record.data.get("text") == "released"])
+                <= len(
+                    [record for record in records if record.data.get("text") == EventName.RELEASED]
+                )
             )
         )
     fences = [run.fence for run in journal.runs("k")]

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import redis
 
+from celery_singleton_lock.core.events import EventName
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.harness.deliveries import wait_until
 from tests.harness.ticks import Beats, RabbitTicks, Ticks, faults, longest_gap
@@ -99,20 +100,20 @@ def test_a_leader_cut_off_from_its_broker_resigns_and_stands_again_when_it_answe
     ticks.wait_for(2)
     assert beats.leader() is cut_off
     proxy.set(Mode(kind=outage))
-    cut_off.wait_for_log("singleton resigned: .*could send nothing")
+    cut_off.wait_for_event(EventName.RESIGNED, why="it could send nothing")
     assert beats.leader() is standby
     ticks.wait_for(3)
     seen = len(cut_off.lines)
     proxy.set(Mode())
-    cut_off.wait_for_log("singleton broker-back", since=seen)
-    cut_off.wait_for_log("singleton standing-by", since=seen)
+    cut_off.wait_for_event(EventName.BROKER_BACK, since=seen)
+    cut_off.wait_for_event(EventName.STANDING_BY, since=seen)
     beats.kill(standby)
     assert beats.leader() is cut_off
     ticks.wait_for(3)
     sent = ticks.of()
     assert faults(sent, EVERY) == []
     assert longest_gap(sent) < TTL + 3
-    assert cut_off.log.count("singleton broker-unreachable") == 1
+    assert len(cut_off.events(EventName.BROKER_UNREACHABLE)) == 1
 
 
 @of_redis
@@ -127,18 +128,19 @@ def test_no_beat_leads_while_all_are_cut_off_and_each_says_so_once(
     for proxy, _ in links:
         proxy.set(Mode(kind=outage))
     for process in beats.running:
-        process.wait_for_log("singleton broker-unreachable")
+        process.wait_for_event(EventName.BROKER_UNREACHABLE)
     leader, standby = beats.running
-    leader.wait_for_log("singleton resigned")
+    leader.wait_for_event(EventName.RESIGNED)
     wait_until(lambda: beats.record is None, "no beat leads")
     for proxy, _ in links:
         proxy.set(Mode())
     beats.leader()
     ticks.wait_for(3)
     assert faults(ticks.of(), EVERY) == []
-    assert "singleton leading" not in standby.log.partition("singleton broker-back")[0]
+    outage = standby.events(EventName.LEADING, EventName.BROKER_BACK)
+    assert [event.name for event in outage][:1] != [EventName.LEADING]
     for process in beats.running:
-        assert process.log.count("singleton broker-unreachable") == 1
+        assert len(process.events(EventName.BROKER_UNREACHABLE)) == 1
 
 
 def test_a_slow_broker_changes_no_leader(beats: Beats, ticks: Ticks, link: Link) -> None:
@@ -151,8 +153,8 @@ def test_a_slow_broker_changes_no_leader(beats: Beats, ticks: Ticks, link: Link)
         proxy.set(Mode(kind=Kind.SLOW, delay=TTL / 12))
     ticks.wait_for(12)
     assert faults(ticks.of(), EVERY) == []
-    assert [process.log.count("singleton leading") for process in beats.running] == [1, 0]
-    assert not any("singleton resigned" in process.log for process in beats.running)
+    assert [len(process.events(EventName.LEADING)) for process in beats.running] == [1, 0]
+    assert not any(process.events(EventName.RESIGNED) for process in beats.running)
 
 
 @of_redis
@@ -164,11 +166,11 @@ def test_a_leader_whose_send_blocks_is_replaced_and_its_tick_comes_late_and_once
     ticks.wait_for(2)
     beats.prepare(blocked := beats.leader(), "BLOCK", "send")
     blocked.wait_for_log("blocked$")
-    assert beats.leader(but=blocked).wait_for_log("singleton leading")
+    assert beats.leader(but=blocked).wait_for_event(EventName.LEADING)
     ticks.wait_for(3)
     before = len([tick for tick in ticks.of() if tick.beat == blocked.pid])
     Path(environment["AMBUSH"]).unlink()
-    blocked.wait_for_log("singleton standing-by")
+    blocked.wait_for_event(EventName.STANDING_BY)
     sent = ticks.of()
     assert len([tick for tick in sent if tick.beat == blocked.pid]) == before + 1
     assert faults(sent, EVERY) == []
@@ -180,11 +182,11 @@ def test_a_slow_observer_of_the_election_delays_no_tick(
     beats: Beats, ticks: Ticks, environment: dict[str, str]
 ) -> None:
     environment["SLOW_OBSERVER"] = "60"
-    [process] = beats.add(wait_for="beat: Starting")
+    [process] = beats.add(decided=False)
     ticks.wait_for(2 * round(TTL / EVERY))
     assert faults(ticks.of(), EVERY) == []
     assert beats.leader() is process
-    assert "singleton resigned" not in process.log
+    assert not process.events(EventName.RESIGNED)
 
 
 @of_redis
@@ -218,4 +220,4 @@ def test_a_connection_that_broke_since_the_last_tick_costs_no_tick(
     assert [later - earlier for earlier, later in pairwise(due)] == pytest.approx(
         [EVERY] * (len(due) - 1)
     )
-    assert "singleton broker-unreachable" not in process.log
+    assert not process.events(EventName.BROKER_UNREACHABLE)

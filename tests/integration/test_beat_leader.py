@@ -7,7 +7,6 @@ when, and by which process, they were sent.
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,8 +20,11 @@ import pytest
 import redis
 
 from celery_singleton_lock.cli.commands import row_of
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.inspection import HeldKey
 from example_project.private_server import PrivateServer
+from tests.harness.keys import EVERY_NAME
+from tests.harness.log import LoggedEvent
 from tests.harness.processes import Process
 from tests.harness.ticks import Beats, Ticks, faults, longest_gap
 from tests.harness.worker import CeleryBeat, CeleryWorker
@@ -155,7 +157,7 @@ def test_a_tick_that_is_being_sent_at_the_stop_is_sent(beats: Beats, ticks: Tick
     beats.add(1)
     ticks.wait_for(1)
     beats.prepare(stopped := beats.leader(), "SIGTERM", "send")
-    stopped.wait_for_log("singleton resigned")
+    stopped.wait_for_event(EventName.RESIGNED)
     assert stopped.wait() == 0
     authorized = stopped.log.count("Sending due task interval")
     assert len(ticks.of()) == authorized
@@ -168,9 +170,10 @@ def lock_store(private_redis: PrivateServer, environment: dict[str, str]) -> Pri
     return private_redis
 
 
-def said_at(line: re.Match[str]) -> float:
+def logged_at(event: LoggedEvent) -> float:
     """When a beat wrote that line, by its own clock: seconds since the epoch."""
-    return datetime.strptime(line[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+    written = event.line.removeprefix("[").partition(": ")[0]
+    return datetime.strptime(written, "%Y-%m-%d %H:%M:%S,%f").timestamp()
 
 
 @pytest.mark.slow
@@ -182,12 +185,10 @@ def test_a_beat_outlives_its_store_and_does_not_tick_meanwhile(
     ticks.wait_for(2)
     lock_store.kill() if outage == "killed" else lock_store.pause()
     at = time.time()
-    process.wait_for_log("singleton lease-lost: .*reason=unreachable")
+    process.wait_for_event(EventName.LEASE_LOST, reason="unreachable")
     seen, back = len(process.lines), time.time()
     lock_store.start() if outage == "killed" else lock_store.resume()
-    leading = said_at(
-        process.wait_for_log(r"^\[([^:]*:[^:]*:\d+,\d+): .*singleton leading", since=seen)
-    )
+    leading = logged_at(process.wait_for_event(EventName.LEADING, since=seen))
     ticks.wait_for(3)
     assert process.alive
     # What the store authorized as it went may be sent in the first moment. A paused store still has
@@ -198,8 +199,9 @@ def test_a_beat_outlives_its_store_and_does_not_tick_meanwhile(
     assert all(tick.due is not None and tick.due < back for tick in meanwhile)
     assert faults(ticks.of(), EVERY) == []
     # Reported when it changes, not at each tick. On a busy machine a renewal may time out later.
-    said = re.findall(r"singleton store-(unreachable|back)", process.log)
-    assert said[:2] == ["unreachable", "back"]
+    changes = (EventName.STORE_UNREACHABLE, EventName.STORE_BACK)
+    said = [event.name for event in process.events(*changes)]
+    assert said[:2] == [*changes]
     assert all(one != following for one, following in pairwise(said))
 
 
@@ -211,10 +213,10 @@ def test_a_short_outage_loses_no_leader_and_no_tick_twice(
     [process] = beats.add(1)
     ticks.wait_for(2)
     lock_store.kill()
-    process.wait_for_log("singleton store-unreachable")
+    process.wait_for_event(EventName.STORE_UNREACHABLE)
     lock_store.start()
     ticks.wait_for(3)
-    assert "singleton lease-lost" not in process.log
+    assert not process.events(EventName.LEASE_LOST)
     assert faults(ticks.of(), EVERY) == []
 
 
@@ -226,8 +228,8 @@ def test_a_store_that_comes_back_empty_finds_its_leader_on_the_grid(
     ticks.wait_for(2)
     seen = len(process.lines)
     lock_store.restart(keep_data=False)
-    process.wait_for_log("singleton (lease-lost|resigned)", since=seen)
-    process.wait_for_log("singleton leading", since=seen)
+    process.wait_for_event(EventName.LEASE_LOST, EventName.RESIGNED, since=seen)
+    process.wait_for_event(EventName.LEADING, since=seen)
     ticks.wait_for(3)
     assert faults(ticks.of(), EVERY) == []
 
@@ -238,12 +240,12 @@ def test_a_beat_that_starts_before_its_store_waits_for_it(
 ) -> None:
     lock_store.kill()
     process = beat(APP, scheduler="singleton")
-    process.wait_for_log("singleton store-unreachable")
+    process.wait_for_event(EventName.STORE_UNREACHABLE)
     lock_store.start()
-    process.wait_for_log("singleton leading")
+    process.wait_for_event(EventName.LEADING)
     ticks.wait_for(2)
-    waiting, _, _ = process.log.partition("singleton leading")
-    assert waiting.count("singleton store-unreachable") == 1
+    outage = (EventName.STORE_UNREACHABLE, EventName.LEADING)
+    assert [event.name for event in process.events(*outage)][:2] == [*outage]
 
 
 @pytest.mark.slow
@@ -252,7 +254,7 @@ def test_ls_shows_the_leader_and_nothing_else(
 ) -> None:
     beats.add(1)
     ticks.wait_for(1)
-    records = list(beats.store.scan("csl:*"))
+    records = list(beats.store.scan(EVERY_NAME))
     assert [record.key for record in records] == [beats.key]
     row = row_of(HeldKey.of(records[0]))
     assert (row["task"], row["task_id"]) == ("celery.beat", "ticks")
@@ -270,8 +272,8 @@ def test_freeing_the_leaders_key_deposes_it(beats: Beats, ticks: Ticks) -> None:
     ticks.wait_for(1)
     seen = len(process.lines)
     assert beats.store.free(beats.key, None)
-    process.wait_for_log("singleton (lease-lost|resigned)", since=seen)
-    process.wait_for_log("singleton leading", since=seen)
+    process.wait_for_event(EventName.LEASE_LOST, EventName.RESIGNED, since=seen)
+    process.wait_for_event(EventName.LEADING, since=seen)
     ticks.wait_for(2)
     assert faults(ticks.of(), EVERY) == []
 
@@ -283,7 +285,7 @@ def test_no_more_keys_are_left_than_one_per_entry(
     beats.add(1)
     ticks.wait_for(5)
     beats.running[0].end()
-    [last, shards, fence] = sorted(redis_client.keys("csl:*"), key=len, reverse=True)
+    [last, shards, fence] = sorted(redis_client.keys(EVERY_NAME), key=len, reverse=True)
     assert last.endswith(":last|celery.beat:ticks|interval")
     assert shards.endswith(":shards")
     assert fence.endswith(":fence")
@@ -342,12 +344,12 @@ def test_beats_embedded_in_workers_elect_a_leader_and_hand_over(
 ) -> None:
     environment["SETTINGS"] = settings(ttl=60, poll=0.2)
     first = embedded("first")
-    first.wait_for_log("singleton leading")
+    first.wait_for_event(EventName.LEADING)
     second = embedded("second")
-    second.wait_for_log("singleton standing-by")
+    second.wait_for_event(EventName.STANDING_BY)
     ticks.wait_for(2)
     first.terminate()
-    second.wait_for_log("singleton leading")
+    second.wait_for_event(EventName.LEADING)
     ticks.wait_for(2)
     sent = ticks.of()
     assert faults(sent, EVERY) == []

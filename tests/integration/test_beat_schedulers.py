@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+from celery_singleton_lock.core.events import EventName
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.harness.deliveries import wait_until
 from tests.harness.processes import ROOT
@@ -97,7 +98,7 @@ def test_killed_and_stopped_leaders_are_replaced_and_no_tick_comes_twice(
     ticks.wait_for(2)
     seen = len(stopped.lines)
     stopped.cont()
-    stopped.wait_for_log("singleton (standing-by|lease-lost)", since=seen)
+    stopped.wait_for_event(EventName.STANDING_BY, EventName.LEASE_LOST, since=seen)
     ticks.wait_for(3)
     sent = ticks.of()
     assert len({tick.beat for tick in sent}) == 3
@@ -118,12 +119,12 @@ def test_a_leader_cut_off_from_its_broker_is_replaced_and_stands_again_when_it_a
         ticks.wait_for(2)
         assert beats.leader() is cut_off
         proxy.set(Mode(kind=outage))
-        cut_off.wait_for_log("singleton resigned: .*could send nothing")
+        cut_off.wait_for_event(EventName.RESIGNED, why="it could send nothing")
         assert beats.leader() is standby
         ticks.wait_for(2)
         seen = len(cut_off.lines)
         proxy.set(Mode())
-        cut_off.wait_for_log("singleton standing-by", since=seen)
+        cut_off.wait_for_event(EventName.STANDING_BY, since=seen)
         beats.kill(standby)
         assert beats.leader() is cut_off
         ticks.wait_for(2)
@@ -149,12 +150,12 @@ def test_a_leader_cut_off_from_redbeats_server_is_replaced(
         ticks.wait_for(2)
         assert beats.leader() is cut_off
         proxy.set(Mode(kind=outage))
-        cut_off.wait_for_log("singleton resigned: .*could send nothing")
+        cut_off.wait_for_event(EventName.RESIGNED, why="it could send nothing")
         assert beats.leader() is standby
         ticks.wait_for(2)
         seen = len(cut_off.lines)
         proxy.set(Mode())
-        cut_off.wait_for_log("singleton standing-by", since=seen)
+        cut_off.wait_for_event(EventName.STANDING_BY, since=seen)
     assert faults(ticks.of(), EVERY) == []
 
 
@@ -204,7 +205,7 @@ def test_a_leader_stopped_between_authorization_and_send_sends_late_and_once(
     ticks.wait_for(2)
     seen = len(stopped.lines)
     stopped.cont()
-    stopped.wait_for_log("singleton standing-by", since=seen)
+    stopped.wait_for_event(EventName.STANDING_BY, since=seen)
     ticks.wait_for(3)
     assert faults(ticks.of(), EVERY) == []
 
@@ -355,11 +356,11 @@ def test_redbeat_outlives_the_server_that_everything_is_on(
         client.config_set("appendfsync", "always")
         Ticks(client).wait_for(2)
     private_redis.kill()
-    process.wait_for_log("singleton store-unreachable")
-    process.wait_for_log("singleton lease-lost")
+    process.wait_for_event(EventName.STORE_UNREACHABLE)
+    process.wait_for_event(EventName.LEASE_LOST)
     seen = len(process.lines)
     private_redis.start()
-    process.wait_for_log("singleton leading", since=seen)
+    process.wait_for_event(EventName.LEADING, since=seen)
     with redis.Redis.from_url(url, decode_responses=True) as client:
         Ticks(client).wait_for(3)
         sent = Ticks(client).of()

@@ -125,6 +125,12 @@ def test_the_parts_are_measured_one_by_one() -> None:
         assert f"| {what} |" in output, what
 
 
+def test_the_instructions_are_counted_beside_those_published() -> None:
+    output = output_of("instructions", "--only", "task, redis", "--functions", "5")
+    assert rows_of(output)["task, redis"][1:3] > ["0", "0"]
+    assert "The functions with most of task, redis:" in output
+
+
 def test_a_chart_becomes_a_png_and_an_svg(tmp_path: Path) -> None:
     finding = Finding("theirs", Spread(1.0, 1.5, 2.0), "times")
     bars = [Bar("ours", Spread(0.5, 0.6, 0.7), True), Bar(finding.what, finding.value, False)]

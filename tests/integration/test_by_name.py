@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from celery import Celery
 
 from celery_singleton_lock import DuplicateTask, LockKeyError, claim_and_send
+from tests.harness.keys import EVERY_NAME
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import APP, Stage, wait_until
 
@@ -31,17 +31,12 @@ def publisher(stage: Stage) -> Iterator[Celery]:
     app.close()
 
 
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
-
-
 def send(app: Celery, name: str, singleton: Any = UNTIL_DONE, **options: Any) -> Any:
     return claim_and_send(app, WORK, [name], {"gate": name}, singleton=singleton, **options)
 
 
 def claims(stage: Stage) -> list[str]:
-    return list(stage.redis.scan_iter("csl:*:claim|*"))
+    return list(stage.redis.scan_iter(f"{EVERY_NAME}:claim|*"))
 
 
 @pytest.fixture(autouse=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
 from celery_singleton_lock import is_skipped
 from celery_singleton_lock.core.key import Keyspace
 from tests.harness.journal import most_at_once
+from tests.harness.keys import EVERY_NAME, name_in_store
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, wait_until
 
@@ -19,11 +20,6 @@ from tests.integration.stage import Stage, wait_until
 @pytest.fixture(scope="module", autouse=True)
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=4)
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
 
 
 def skipped_among(results: list[Any], count: int) -> list[Any]:
@@ -217,10 +213,10 @@ def test_an_argument_of_one_mebibyte_leaves_no_key_behind(
     assert result.get(timeout=20) == name
 
     def left() -> list[str]:
-        return [key for key in stage.redis.scan_iter("csl:*") if not Keyspace.stays(key)]
+        return [key for key in stage.redis.scan_iter(EVERY_NAME) if not Keyspace.stays(key)]
 
     wait_until(lambda: not left(), "no key of a lock is left")
-    assert sorted(stage.redis.keys("csl:*")) == ["csl:{celery:0}:fence", "csl:{celery:0}:shards"]
+    assert sorted(stage.redis.keys(EVERY_NAME)) == [name_in_store("fence"), name_in_store("shards")]
 
 
 def test_per_task_is_one_key_for_all_arguments(stage: Stage, name: str) -> None:

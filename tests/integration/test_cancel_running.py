@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from celery import chain
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockConflict
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
 from tests.harness.listener import listening
 from tests.harness.worker import CeleryWorker
@@ -25,11 +27,6 @@ APP = "tests.apps.latest"
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=4)
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
 
 
 def begin(stage: Stage, task: Any, name: str, **options: Any) -> Any:
@@ -77,10 +74,13 @@ def test_a_newer_call_ends_the_running_one_and_runs_after_it(
     assert first.end - asked < 3
     # It is woken by the release, unless min_hold delays it.
     assert second.begin - first.end < (3 if task == "early" else 0.4)
-    worker.wait_for_log(
-        rf"singleton cancelled: \S*\[{older.id}\] .*by={newer.id} started=True later=\d+\.\d+"
+    cancelled = worker.wait_for_event(
+        EventName.CANCELLED, task_id=older.id, by=newer.id, started=True
     )
-    worker.wait_for_log(rf"conflict: \S*\[{newer.id}\] .*outcome=wait reason=\"the holder is asked")
+    assert re.fullmatch(r"\d+\.\d+", cancelled.fields["later"])
+    worker.wait_for_event(
+        EventName.CONFLICT, task_id=newer.id, outcome="wait", reason="the holder is asked"
+    )
     wait_until(lambda: stage.redis.exists(kind.lock_key(name)) == 0, "the key is free")
 
 
@@ -89,7 +89,7 @@ def test_a_third_call_takes_the_place_of_a_second_that_has_not_started(
 ) -> None:
     holder = begin(stage, stage.app.steady, name, seconds=4)
     second = stage.app.build.delay(name, number=2)
-    worker.wait_for_log(rf"conflict: \S*\[{second.id}\] ")
+    worker.wait_for_event(EventName.CONFLICT, task_id=second.id)
     asked = time.monotonic()
     third = stage.app.build.delay(name, number=3, seconds=0)
     assert is_cancelled_by(third, second)
@@ -264,4 +264,4 @@ def test_a_cancelled_call_that_is_delivered_again_after_a_kill_does_not_run(
     assert newer.get(timeout=30) == 2
     assert is_cancelled_by(newer, older)  # Redis delivers it again after visibility_timeout
     assert runs(stage, name) == [older.id, newer.id]
-    second.wait_for_log(rf"cancelled: \S*\[{older.id}\] .*started=False")
+    second.wait_for_event(EventName.CANCELLED, task_id=older.id, started=False)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from celery import chord, group
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockConflict, is_skipped
+from celery_singleton_lock.core.events import EventName
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, put_back, wait_until
+from tests.integration.stage import Stage, wait_until
 
 
 @pytest.fixture(scope="module", autouse=True)
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=4)
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
 
 
 def ran(stage: Stage, name: str) -> list[str]:
@@ -155,7 +150,7 @@ def test_a_chains_link_that_waits_goes_on_with_the_chain(
     blocker = stage.occupy(name)
     chain = stage.app.patient.si(name) | stage.app.collect.s(f"{name}-last")
     result = chain.apply_async()
-    worker.wait_for_log(put_back(result.parent, 2))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=result.parent.id, sequence=2)
     assert ran(stage, name) == [blocker.id]
     stage.open(name)
     assert result.get(timeout=20) == 0
@@ -202,7 +197,7 @@ def test_a_chord_whose_members_wait_for_the_key_completes(
     members = [stage.app.patient.si(name) for _ in range(4)]
     result = chord(members)(stage.app.collect.s(f"{name}-body"))
     for member in result.parent.results:
-        worker.wait_for_log(put_back(member))
+        worker.wait_for_event(EventName.PUT_BACK, task_id=member.id, sequence=1)
     stage.open(name)
     assert result.get(timeout=20) == [0] * 4
     first, *others = ran(stage, name)

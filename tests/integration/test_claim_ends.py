@@ -2,7 +2,7 @@
 
 A claim lasts 600 s here, a lease 60 s, and every wait is shorter: what only its expiry would free
 fails the test. Where the expiry is the bound, the call says a smaller one. The table of the bounds
-is in docs/reference/uniqueness.md.
+is in docs/reference/claims.md.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from kombu import Connection
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_singleton_lock import LockConflict, OnConflict, hold, is_skipped
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import RedisBroker
+from tests.harness.keys import EVERY_NAME
 from tests.harness.processes import kill_process
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, open_stage, put_back, wait_until
+from tests.integration.stage import Stage, open_stage, wait_until
 
 APP = "tests.apps.claims"
 
@@ -51,11 +53,6 @@ in_each_way = pytest.mark.parametrize("unique", UNIQUE)
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=CHILDREN)
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
 
 
 def claimed(way: str) -> dict[str, Any]:
@@ -416,7 +413,7 @@ def test_a_call_that_waits_in_the_queue_keeps_its_claim(
     one = claim("early", unique="until_start")
     with holding(stage, name):
         call = one.call()
-        worker.wait_for_log(put_back(call, 2))
+        worker.wait_for_event(EventName.PUT_BACK, task_id=call.id, sequence=2)
         one.holds("queued", at_least=stage.app.UNIQUE_FOR - AT_ONCE)
         assert one.call().id == call.id
     assert call.get(timeout=SOON) == name
@@ -482,7 +479,7 @@ def test_a_call_that_expires_frees_its_claim_with_and_without_a_worker(
             holds.enter_context(holding(stage, one.name))
         calls = [(one, one.call(expires=3)) for one in claims]
         for one, call in calls:
-            worker.wait_for_log(put_back(call, 1))
+            worker.wait_for_event(EventName.PUT_BACK, task_id=call.id, sequence=1)
             one.holds("queued", at_least=stage.app.UNIQUE_FOR - AT_ONCE)
         for one, _ in calls:
             one.is_free(3 + AT_ONCE)
@@ -550,13 +547,13 @@ def test_a_call_that_ends_without_a_lease_frees_its_claim(
 def test_a_call_without_a_key_claims_nothing(
     stage: Stage, worker: CeleryWorker, name: str, unique: str
 ) -> None:
-    before = set(stage.redis.keys("csl:*"))
+    before = set(stage.redis.keys(EVERY_NAME))
     calls = [
         stage.app.free.apply_async((name, "succeed", name), singleton=claimed(unique))
         for _ in range(2)
     ]
     stage.journal.wait_for_starts(2, key=name)
-    assert set(stage.redis.keys("csl:*")) <= before
+    assert set(stage.redis.keys(EVERY_NAME)) <= before
     stage.open(name)
     assert [call.get(timeout=SOON) for call in calls] == [name, name]
 
@@ -836,7 +833,7 @@ def test_a_store_that_is_away_at_the_release_holds_a_claim_for_a_ttl_at_most(
         locks.pause()
         stage.open(name)
         assert call.get(timeout=SOON) == name
-        worker.wait_for_log("singleton release-failed")
+        worker.wait_for_event(EventName.RELEASE_FAILED)
         locks.resume()
         one.is_free(2 + AT_ONCE)
         one.can_be_had(call)
@@ -869,13 +866,13 @@ def test_a_late_twin_that_is_dropped_leaves_the_claim_of_the_next_call(
     one.is_running(call)
     broker = RedisBroker(stage.redis)
     broker.deliver_again(call.id)
-    worker.wait_for_log(put_back(call))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=call.id, sequence=1)
     assert one.phase == "running"
     stage.open(name)
     one.is_free()
     again = one.call("succeed", f"{name}-2")
     one.is_running(again)
-    worker.wait_for_log(rf"singleton dropped: \S+\[{call.id}\]")
+    worker.wait_for_event(EventName.DROPPED, task_id=call.id)
     assert one.phase == "running"
     stage.open(f"{name}-2")
     one.is_free()
@@ -923,7 +920,7 @@ def trips(stage: Stage, name: str, act: Callable[[], Any]) -> int:
         seen = list(takewhile(lambda one: one["command"] != end, iter(monitor.next_command, None)))
     return sum(
         one["client_type"] != "lua"  # what a script does is no trip
-        and one["command"].startswith(("EVALSHA ", "EVAL ", "SET csl:"))
+        and one["command"].startswith(("EVALSHA ", "EVAL ", "SET " + EVERY_NAME.removesuffix("*")))
         and name in one["command"]
         for one in seen
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import queue
@@ -13,19 +12,21 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import ModuleType
-from typing import Any
 
 import pytest
 import redis
 from celery import Celery
 
 from celery_singleton_lock import Lease, LeaseLost, hold, is_skipped
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Phase, Token
 from celery_singleton_lock.core.store import Admit, ClaimChange
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer, free_port
+from tests.harness.cli import Answer, run_apart, run_here
 from tests.harness.journal import Journal, Record
+from tests.harness.keys import EVERY_NAME, name_in_store
 from tests.harness.processes import ROOT
 from tests.harness.worker import CeleryWorker
 
@@ -36,37 +37,14 @@ StartWorker = Callable[..., CeleryWorker]
 LoadApp = Callable[..., ModuleType]
 
 
-class Answer:
-    """What one command said, and its exit status."""
-
-    def __init__(self, status: int, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, err
-
-    @property
-    def all(self) -> str:
-        return self.out + self.err
-
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
 @pytest.fixture
-def cli(environment: dict[str, str]) -> Callable[..., Answer]:
-    """``cli("show", KEY, answers="y\\n", LOCK_URL=...)``: a real `celery` process."""
+def cli(environment: dict[str, str], load_app: LoadApp) -> Callable[..., Answer]:
+    """``cli("show", KEY, answers="y\\n")``; with ``LOCK_URL=...``, in a process of its own."""
 
     def run(*arguments: str, answers: str = "", **env: str) -> Answer:
-        done = subprocess.run(
-            command(*arguments),
-            cwd=ROOT,
-            env={**os.environ, **environment, **env},
-            input=answers,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr
-        return Answer(done.returncode, done.stdout, done.stderr)
+        if not env:
+            return run_here(load_app(POOLS).app, *arguments, answers=answers)
+        return run_apart(POOLS, *arguments, env={**environment, **env}, answers=answers)
 
     return run
 
@@ -118,8 +96,9 @@ Cli = Callable[..., Answer]
 # Seeing.
 
 
-def test_ls_says_that_nothing_is_held(cli: Cli) -> None:
-    assert cli("ls").out == "nothing is held\n"
+def test_ls_says_that_nothing_is_held(cli: Cli, redis_url: str) -> None:
+    in_a_process = cli("ls", LOCK_URL=redis_url)
+    assert in_a_process == cli("ls") == Answer(0, "nothing is held\n", "")
     answer = cli("ls", "--json")
     assert (answer.status, answer.json()) == (0, [])
 
@@ -259,7 +238,7 @@ def test_a_reservation_and_a_cooling_key_are_distinguished_from_a_run(
     retried = pools.fail_first.delay("a")
     cooled = pools.cooling.delay("b")
     cooled.get(timeout=20)
-    journal.wait_for(lambda records: len(notes(records, "released")) == 2)
+    journal.wait_for(lambda records: len(notes(records, EventName.RELEASED)) == 2)
     states = {row["key"]: row for row in cli("ls", "--json").json()}
     assert states[pools.fail_first.lock_key("a")]["state"] == "reserved for a retry"
     assert states[pools.fail_first.lock_key("a")]["task_id"] == retried.id
@@ -309,7 +288,7 @@ def test_a_wrong_key_does_not_look_free(cli: Cli) -> None:
 
 @pytest.mark.slow
 def test_a_wrong_key_does_not_look_free_in_any_spelling(cli: Cli) -> None:
-    for wrong in ("breif:a", "csl:{celery:0}:a", f"csl:{{other:0}}:{BRIEF}:a"):
+    for wrong in ("breif:a", name_in_store("a"), name_in_store(f"{BRIEF}:a", prefix="other")):
         answer = cli("show", wrong)
         assert answer.status == 1
         assert f"{wrong}: it is free, or misspelled" in answer.out
@@ -324,7 +303,7 @@ def test_a_wrong_key_does_not_look_free_in_any_spelling(cli: Cli) -> None:
 
 @pytest.mark.slow
 def test_a_free_key_is_reported_as_free_in_each_spelling(cli: Cli) -> None:
-    for key in (f"{BRIEF}:a", f"csl:{{celery:0}}:{BRIEF}:a", f"claim|{BRIEF}|{BRIEF}:a"):
+    for key in (f"{BRIEF}:a", name_in_store(f"{BRIEF}:a"), f"claim|{BRIEF}|{BRIEF}:a"):
         answer = cli("show", key)
         assert (answer.status, answer.out, answer.err) == (1, f"{key} is free\n", "")
 
@@ -406,7 +385,7 @@ def test_a_forced_release_interrupts_the_holder_and_the_next_fence_is_higher(
     why = ("--reason", "stuck import")
     answer = cli("release", "--force", "--json", *why, pools.interruptible.lock_key("a"))
     assert (answer.status, answer.json()["released"]) == (0, True)
-    [fence_key] = redis_client.keys("csl:*:fence")
+    [fence_key] = redis_client.keys(f"{EVERY_NAME}:fence")
     bumped = int(redis_client.get(fence_key))  # type: ignore[arg-type]
     assert start.fence is not None
     assert start.fence < bumped
@@ -420,7 +399,7 @@ def test_a_forced_release_interrupts_the_holder_and_the_next_fence_is_higher(
     fence = journal.runs("a")[-1].fence
     assert fence is not None
     assert fence > bumped
-    [loss] = notes(journal.records(), "lease-lost")
+    [loss] = notes(journal.records(), EventName.LEASE_LOST)
     assert loss.task_id == first.id
 
 
@@ -569,7 +548,7 @@ def test_a_long_search_shows_its_progress_on_a_terminal_and_nowhere_else(
 def test_ls_reports_keys_that_other_recipes_left_under_our_names(
     cli: Cli, redis_client: redis.Redis
 ) -> None:
-    forever, a_list = "csl:{celery:0}:app.sync:a", "csl:{celery:0}:app.sync:b"
+    forever, a_list = name_in_store("app.sync:a"), name_in_store("app.sync:b")
     redis_client.set(forever, "1763714400.5")
     redis_client.lpush(a_list, "token")
     answer = cli("ls", "--json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -14,21 +13,17 @@ from celery import chord, group
 from celery.exceptions import TaskRevokedError, TimeoutError
 
 from celery_singleton_lock import LockConflict, OnConflict, hold, is_skipped
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Holder, Token
-from celery_singleton_lock.message.header import HEADER, mint_nonce
+from celery_singleton_lock.message.header import HEADER, Delivery, mint_nonce
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, put_back, wait_until
+from tests.integration.stage import Stage, wait_until
 
 
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=4, queues=["celery", "side"])
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
 
 
 # Outcomes.
@@ -100,7 +95,9 @@ def test_retry_ends_in_lock_conflict_after_max_wait(
     assert datetime.now(UTC) - began >= timedelta(seconds=1)
     assert raised.value.holder["task_id"] == blocker.id
     assert result.state == "FAILURE"
-    worker.wait_for_log(put_back(result, 2))  # it did wait in the broker
+    worker.wait_for_event(
+        EventName.PUT_BACK, task_id=result.id, sequence=2
+    )  # it did wait in the broker
     stage.open(name)
     assert [start.task_id for start in stage.starts(name)] == [blocker.id]
 
@@ -111,13 +108,13 @@ def test_a_call_that_has_waited_for_a_week_is_put_back_once_more(
     """No bound is set, and the call must not be lost."""
     stage.occupy(name)
     task_id, a_week = str(uuid4()), 7 * 86400.0
-    first_conflict = {"attempt": "0.0", "tries": 9, "since": time.time() - a_week}
-    header = {"id": task_id, "call": "c1", **first_conflict}
+    token = Token(task_id, 0, 0, mint_nonce(), "c1")
+    delivery = Delivery(token=token, tries=9, since=time.time() - a_week)
     stage.app.app.send_task(
-        stage.app.patient.name, (name,), task_id=task_id, headers={HEADER: header}
+        stage.app.patient.name, (name,), task_id=task_id, headers={HEADER: delivery.header()}
     )
     result = stage.app.app.AsyncResult(task_id)
-    worker.wait_for_log(put_back(result))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
     stage.open(name)
     assert result.get(timeout=20) == 0
     assert stage.journal.overlaps() == []
@@ -129,8 +126,11 @@ def test_retry_runs_when_the_holder_has_ended(
     blocker = stage.occupy(name)
     results = [stage.app.patient.delay(name) for _ in range(3)]
     for result in results:
-        worker.wait_for_log(put_back(result, 2))
+        worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
         assert result.state == "PENDING"
+        conflicts = [e for e in worker.events(EventName.CONFLICT) if e.task_id == result.id]
+        # A monitor counts the first as the call's conflict, and the others as its tries.
+        assert ["again" in event.fields for event in conflicts[:2]] == [False, True]
     stage.open(name)
     assert [result.get(timeout=20) for result in results] == [0, 0, 0]
     ran = [start.task_id for start in stage.starts(name)]
@@ -154,8 +154,8 @@ def test_the_delays_of_a_call_do_not_grow_while_newer_calls_overtake_it(
     result = stage.app.work.apply_async((name,), singleton={"on_conflict": rule})
     delays = []
     for sequence in range(1, 7):
-        line = worker.wait_for_log(put_back(result, sequence))[0]
-        delays.append(float(re.findall(r"delay=([\d.]+)", line)[0]))
+        event = worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=sequence)
+        delays.append(float(event.fields["delay"]))
         taken_by_a_newer_call(stage, name)
     # The sixth delay would be 4.8 s at least. One or two tries may come before the newer call.
     assert max(delays) <= 1.2
@@ -169,7 +169,7 @@ def test_a_holder_that_was_put_back_says_when_it_came(
     """By this an older call knows that a newer one has not overtaken it."""
     stage.occupy(name)
     result = stage.app.patient.delay(name, gate=f"{name}-2")
-    worker.wait_for_log(put_back(result, 2))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
     stage.open(name)
     stage.journal.wait_for(
         lambda records: [r for r in records if r.task_id == result.id], what="the second runs"
@@ -186,7 +186,7 @@ def test_a_call_whose_expiry_passes_while_it_waits_is_revoked(
 ) -> None:
     stage.occupy(name)
     result = stage.app.patient.apply_async((name,), expires=2)
-    worker.wait_for_log(put_back(result))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
     with pytest.raises(TaskRevokedError):
         result.get(timeout=20)
     stage.open(name)
@@ -198,7 +198,7 @@ def test_a_waiting_call_can_be_revoked_by_its_id(
 ) -> None:
     stage.occupy(name)
     result = stage.app.patient.delay(name)
-    worker.wait_for_log(put_back(result))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
     result.revoke()
     with pytest.raises(TaskRevokedError):
         result.get(timeout=20)
@@ -225,7 +225,7 @@ def test_five_hundred_waiting_calls_do_not_stall_an_unrelated_task(stage: Stage,
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
         results = [stage.app.sleepy.apply_async((name,), queue="crowd") for _ in range(500)]
         for result in results:
-            crowd_worker.wait_for_log(put_back(result))
+            crowd_worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
         for n in range(5):
             unrelated = stage.app.work.apply_async((f"{name}-{n}",), queue="crowd")
             assert unrelated.get(timeout=10) == f"{name}-{n}"
@@ -255,7 +255,7 @@ def test_five_hundred_waiting_calls_all_run_in_the_end(stage: Stage, name: str) 
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
         results = [stage.app.crowded.apply_async((name,), queue="crowd") for _ in range(500)]
         for result in results:
-            crowd_worker.wait_for_log(put_back(result))
+            crowd_worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
     wait_until(lambda: len(stage.journal.runs(name)) >= 500, "all 500 calls have run", timeout=100)
     assert sorted(start.task_id for start in stage.starts(name)) == sorted(r.id for r in results)
     for result in results:
@@ -271,8 +271,7 @@ def request_of(stage: Stage, result: Any) -> dict[str, Any]:
     """Celery's request, as the body of that task saw it."""
     [start] = [r for r in stage.journal.records() if r.event == "start" and r.task_id == result.id]
     request = dict(start.data["request"])
-    ours = start.data["ours"] or {}
-    request["put back"] = ours.get("sequence", 0) > 0
+    request["put back"] = start.data["copies"] > 0
     # As the broker's client sees it; what matters of it stands beside it. And a put-back message
     # has a time to wait for.
     for name in ("eta", "properties"):
@@ -335,7 +334,7 @@ def test_a_put_back_call_keeps_everything(stage: Stage, worker: CeleryWorker, na
         )
         for which in ("free", "busy")
     )
-    worker.wait_for_log(put_back(calls[1], 2))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=calls[1].id, sequence=2)
     stage.open(f"{name}-busy")
     blocker.get(timeout=20)
     assert [call.get(timeout=20) for call in calls] == [0, 0]
@@ -358,7 +357,7 @@ def test_a_put_back_call_keeps_its_stamps(stage: Stage, worker: CeleryWorker, na
         signature = stage.app.patient.si(f"{name}-{which}")
         signature.stamp(order="42", user=["a", "b"])
         calls.append(signature.apply_async())
-    worker.wait_for_log(put_back(calls[1], 2))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=calls[1].id, sequence=2)
     stage.open(f"{name}-busy")
     assert [call.get(timeout=20) for call in calls] == [0, 0]
     assert differences(stage, (calls[0], calls[1]), name) == {}
@@ -371,7 +370,7 @@ def test_a_put_back_call_keeps_its_parent_and_root(
     stage.occupy(f"{name}-busy")
     parents = [stage.app.spawn.delay(f"{name}-{which}", {}) for which in ("free", "busy")]
     calls = [stage.app.app.AsyncResult(parent.get(timeout=20)) for parent in parents]
-    worker.wait_for_log(put_back(calls[1], 2))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=calls[1].id, sequence=2)
     stage.open(f"{name}-busy")
     assert [call.get(timeout=20) for call in calls] == [0, 0]
     for parent, call in zip(parents, calls, strict=True):
@@ -393,7 +392,7 @@ def test_a_put_back_member_keeps_its_group(
     else:
         result = group(members).apply_async()
         calls = tuple(result.results)
-    worker.wait_for_log(put_back(calls[1], 2))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=calls[1].id, sequence=2)
     stage.open(f"{name}-busy")
     assert result.get(timeout=20) == [0, 0]
     left = differences(stage, calls, name)
@@ -409,7 +408,7 @@ def test_a_put_back_call_without_a_result_leaves_none(
 ) -> None:
     stage.occupy(name)
     result = stage.app.patient.apply_async((name,), ignore_result=True)
-    worker.wait_for_log(put_back(result, 2))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
     stage.open(name)
     start = stage.journal.wait_for_starts(2, key=name)[1]
     assert start.data["request"]["ignore_result"] is True
@@ -423,7 +422,7 @@ def test_a_put_back_call_keeps_its_serializer(
     stage.occupy(name)
     # The app's own serializer, JSON, can't write a set: the call could never go back.
     result = stage.app.patient.apply_async((name,), {"more": {"a", "b"}}, serializer=stage.app.SETS)
-    worker.wait_for_log(put_back(result, 2))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
     stage.open(name)
     assert result.get(timeout=20) == 0
     assert stage.starts(name)[-1].data["more"] in ("{'a', 'b'}", "{'b', 'a'}")
@@ -440,13 +439,13 @@ def test_a_calls_own_options_survive_being_put_back(
     result = stage.app.work.apply_async(
         (name,), singleton={"on_conflict": OnConflict.retry(0.1, 0.3, 1), "ttl": 17}
     )
-    worker.wait_for_log(put_back(result, 2))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
     with pytest.raises(LockConflict):
         result.get(timeout=20)
     other = stage.app.work.apply_async(
         (name,), singleton={"on_conflict": OnConflict.retry(0.1, 0.3), "ttl": 17}
     )
-    worker.wait_for_log(put_back(other, 2))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=other.id, sequence=2)
     stage.open(name)
     assert other.get(timeout=20) == name
     assert stage.starts(name)[-1].data["ttl"] == 17
@@ -476,7 +475,7 @@ def test_a_calls_own_options_survive_a_retry(stage: Stage, worker: CeleryWorker,
     )
     assert result.get(timeout=20) == 1
     assert [start.data["ttl"] for start in stage.starts(name)] == [17, 17]
-    ours = [start.data["ours"]["options"] for start in stage.starts(name)]
+    ours = [start.data["options"] for start in stage.starts(name)]
     assert ours == [{"on_conflict": "raise", "ttl": 17}] * 2
     headers = [start.data["request"]["headers"] for start in stage.starts(name)]
     assert headers == [{"trace": "abc"}] * 2
@@ -490,6 +489,6 @@ def test_many_calls_that_meet_different_holders_each_go_their_own_way(
             holders.enter_context(hold(f"{name}-{n}", scope=stage.app.NAMES, app=stage.app.app))
         results = [stage.app.patient.delay(f"{name}-{n}") for n in range(10)]
         for result in results:
-            worker.wait_for_log(put_back(result))
+            worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
         assert not any(result.ready() for result in results)
     assert [result.get(timeout=20) for result in results] == [0] * 10

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import is_skipped
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.bodies import power_cut
@@ -133,10 +134,11 @@ def test_a_redelivery_in_mid_body_makes_no_second_body(
     process = worker(CRASH, concurrency=3)
     result = crash.late.delay("k", "all")
     journal.wait_for_starts(1)
-    process.wait_for_log(rf"put-back: .*{result.id}", timeout=30)  # 2 s later its twin comes
+    # 2 s later its twin comes.
+    process.wait_for_event(EventName.PUT_BACK, task_id=result.id, timeout=30)
     crash.open_gate("all")
     mark = result.get(timeout=30)
-    process.wait_for_log(rf"dropped: .*{result.id}", timeout=30)
+    process.wait_for_event(EventName.DROPPED, task_id=result.id, timeout=30)
     assert [run.data["mark"] for run in journal.runs("k")] == [mark]
     assert crash.app.AsyncResult(result.id).result == mark
     close(crash.app)

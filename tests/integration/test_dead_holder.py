@@ -20,6 +20,7 @@ import redis
 from celery import Celery
 
 from celery_singleton_lock import LockConflict, hold, singleton_task
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.process import identity_of_this_process
 from celery_singleton_lock.core.store import RENEWED
 from celery_singleton_lock.runtime import Runtime
@@ -101,7 +102,7 @@ def test_after_a_restart_on_the_same_host_each_job_runs_within_a_second_of_its_r
         result.get(timeout=30)
     broker.wait_until_empty()
     assert max(delays) < 1
-    freed = [line for line in restarted.lines if "singleton freed: " in line]
+    freed = [event.line for event in restarted.events(EventName.FREED)]
     assert len(freed) == count
     assert all(": WARNING/" in line for line in freed)
     assert all('reason="its process no longer exists on this host"' in line for line in freed)
@@ -147,13 +148,13 @@ def assert_it_waits(
     key = crash.late.lock_key("k0", "end")
     before = redis_client.get(key)
     wait_until(
-        lambda: reported([worker], "put-back", reason="delivered-twice"),
+        lambda: reported([worker], EventName.PUT_BACK, reason="delivered-twice"),
         "it met the dead holder's lease",
     )
     assert redis_client.get(key) == before
     assert redis_client.pttl(key) > 30_000
     assert len(events(journal.records(), "start")) == 1
-    assert "singleton freed" not in worker.log
+    assert not worker.events(EventName.FREED)
 
 
 def test_a_stopped_holder_keeps_its_lease(

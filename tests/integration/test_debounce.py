@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.store import ReplaceArguments, Replaced
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.harness.worker import CeleryWorker
@@ -28,11 +27,6 @@ LATE = 1.5
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=4)
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
 
 
 def messages(stage: Stage, name: str) -> int:
@@ -139,8 +133,8 @@ def test_a_debounce_that_is_longer_than_the_visibility_timeout_runs_once_and_in_
         wait_until(lambda: not messages(stage, name), "the message is acknowledged")
         assert values(stage, name) == [edits]
         # No countdown may reach the visibility timeout: the broker would deliver the message again.
-        log = "".join(worker.log for worker in workers)
-        delays = [float(delay) for delay in re.findall(r"put-back: .* delay=([\d.]+)", log)]
+        put_back = [event for worker in workers for event in worker.events(EventName.PUT_BACK)]
+        delays = [float(event.fields["delay"]) for event in put_back]
         assert max(delays) <= 2 / 3 + 0.001
         assert len(delays) >= 8
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.harness.journal import Journal
+from tests.harness.keys import name_in_store
 from tests.harness.processes import ROOT, Process
 from tests.harness.worker import CeleryWorker
 
@@ -18,6 +19,7 @@ SITE = "tests.apps.django_site"
 GREET = f"{SITE}.tasks.greet"
 
 StartWorker = Callable[..., CeleryWorker]
+Publish = Callable[..., dict[str, Any]]
 
 pytest.importorskip("django")
 
@@ -28,11 +30,11 @@ def database(environment: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def publish(environment: dict[str, str]) -> Callable[[], dict[str, Any]]:
+def publish(environment: dict[str, str]) -> Publish:
     """Runs what a view would do, in a process of its own; returns what it reports."""
 
-    def run() -> dict[str, Any]:
-        process = Process([sys.executable, "-m", f"{SITE}.publish"], env=environment).start()
+    def run(module: str = "publish") -> dict[str, Any]:
+        process = Process([sys.executable, "-m", f"{SITE}.{module}"], env=environment).start()
         assert process.wait(60) == 0, process.log
         return dict(json.loads(process.lines[-1]))
 
@@ -41,7 +43,7 @@ def publish(environment: dict[str, str]) -> Callable[[], dict[str, Any]]:
 
 def test_a_django_task_is_a_singleton_and_waits_for_the_commit(
     worker: StartWorker,
-    publish: Callable[[], dict[str, Any]],
+    publish: Publish,
     journal: Journal,
     redis_client: Any,
 ) -> None:
@@ -49,7 +51,7 @@ def test_a_django_task_is_a_singleton_and_waits_for_the_commit(
     worker(SITE, concurrency=1)
     report = publish()
     assert report["is both"]
-    assert report["key"] == report["now"]["key"] == f"csl:{{site:0}}:{GREET}:now"
+    assert report["key"] == report["now"]["key"] == name_in_store(f"{GREET}:now", prefix="site")
     assert report["ttl"] == report["now"]["ttl"] == 7
     assert report["now"]["fence"] > 0
     assert "is held by hold-" in report["conflict"]
@@ -58,6 +60,18 @@ def test_a_django_task_is_a_singleton_and_waits_for_the_commit(
     ]
     assert report["claimed"] == [False, False, True], "rolled back, before and after the commit"
     assert redis_client.llen("idle") == 1
+
+
+def test_a_duplicate_whose_result_is_in_the_database_leaves_no_connection_open(
+    environment: dict[str, str], publish: Publish
+) -> None:
+    """The first call's result is asked for on a thread, which has a connection of its own."""
+    settings = {
+        "INSTALLED_APPS": ["tests.apps.django_site", "django_celery_results"],
+        "CELERY_RESULT_BACKEND": "django-db",
+    }
+    environment["SETTINGS"] = json.dumps(settings)
+    assert publish("duplicates") == {"calls": 1, "opened": 5, "open": 0}
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, Task
 from prometheus_client import CollectorRegistry
 
 from celery_singleton_lock import inspection, singleton_task
@@ -27,6 +27,7 @@ from celery_singleton_lock.doctor import Severity
 from celery_singleton_lock.doctor.servers import is_slow
 from celery_singleton_lock.errors import DOCS, StoreError
 from celery_singleton_lock.instrumentation.prometheus import PrometheusMetrics
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.serve.gauges import Gauges
 from celery_singleton_lock.serve.listener import Listener
 from celery_singleton_lock.serve.readings import Readings
@@ -34,13 +35,14 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from example_project.private_server import PrivateServer, free_port
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
+from tests.harness.keys import EVERY_NAME, name_in_store
 from tests.harness.processes import ROOT
 
 from .doctor_apps import app_on, findings, found, severities
 
 # What docs/reference/options.md says that locking needs.
 LEAST_RIGHTS = (
-    "~csl:*", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
+    f"~{EVERY_NAME}", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
     "+pttl", "+pexpire", "+time",
 )  # fmt: skip
 
@@ -59,7 +61,7 @@ def raw(server: PrivateServer) -> Iterator[Any]:
 def test_a_sound_app_has_no_errors_and_no_warnings(server: PrivateServer, raw: Any) -> None:
     all_of_them = findings(app_on(server.url()))
     assert {finding.severity for finding in all_of_them} == {Severity.OK}
-    assert not raw.keys("csl:*singleton-doctor*"), "it leaves nothing behind"
+    assert not raw.keys(f"{EVERY_NAME}singleton-doctor*"), "it leaves nothing behind"
     assert any("ms each" in finding.text for finding in all_of_them)
 
 
@@ -113,7 +115,7 @@ def test_rights_that_only_waiting_needs_are_a_note(server: PrivateServer, raw: A
     assert finding.severity is Severity.NOTE
     assert "BLPOP, ZCOUNT, ZREM" in finding.text
     assert "+blpop +zcount +zrem" in finding.remedy
-    assert raw.keys("csl:*singleton-doctor*") == []
+    assert raw.keys(f"{EVERY_NAME}singleton-doctor*") == []
 
 
 def test_waiting_clients_are_no_foreign_keys(server: PrivateServer, raw: Any) -> None:
@@ -122,7 +124,7 @@ def test_waiting_clients_are_no_foreign_keys(server: PrivateServer, raw: Any) ->
     raw.rpush(f"{queue}!", "a call")
     for name in (queue, f"{queue}!"):
         raw.expire(name, 60)
-    assert raw.keys("csl:{celery:0}:line|*")
+    assert raw.keys(name_in_store("line|*"))
     assert found(app_on(server.url()), "keys") == []
     raw.persist(queue)
     assert len(found(app_on(server.url()), "keys")) == 1
@@ -175,6 +177,40 @@ def test_missing_rights_are_an_error_that_says_where_they_are_listed(
     (finding,) = found(app, "rights")
     assert finding.severity is Severity.ERROR
     assert f"{DOCS}reference/options.html#rights" in finding.remedy
+
+
+def test_rights_that_the_queue_of_a_key_lacks_are_an_error_that_names_them(
+    server: PrivateServer, raw: Any
+) -> None:
+    raw.execute_command("ACL", "SETUSER", "locks", "on", ">pw", *LEAST_RIGHTS, "+zadd", "+hset")
+    app = app_on(server.url(), key="{number}", on_conflict="queue")
+    app.conf.singleton_lock_url = server.url().replace("redis://", "redis://locks:pw@")
+    with pytest.raises(StoreError, match="doctor` says which rights are missing"):
+        app.tasks["checked.work"].delay(1)
+    (finding,) = found(app, "rights")
+    assert finding.severity is Severity.ERROR
+    assert "checked.work" in finding.text
+    assert "+zrem +exists +hget +hdel +zcard +zrange +zrangebyscore +zrank," in finding.remedy
+    rights = re.findall(r"\+\w+", finding.remedy)
+    assert raw.keys(f"{EVERY_NAME}singleton-doctor*") == []
+    raw.execute_command("ACL", "SETUSER", "locks", *rights)
+    assert found(app, "rights") == []
+    app.tasks["checked.work"].delay(1)
+
+
+def test_the_rights_of_the_page_suffice_in_a_database_of_its_own(
+    server: PrivateServer, raw: Any
+) -> None:
+    page = (ROOT / "docs/reference/options.md").read_text()
+    for line in re.findall(r"^ACL SETUSER .*$", page, re.MULTILINE):
+        raw.execute_command(*line.split())
+    app = app_on(server.url(), key="{number}", on_conflict="queue")
+    url = server.url(2).replace("redis://", "redis://locks:password@")
+    app.conf.singleton_lock_url = url
+    app.tasks["checked.work"].delay(1)
+    found_here = severities(app)
+    assert Severity.ERROR not in found_here.values()
+    assert (found_here["reachability"], found_here["waiting"]) == (Severity.OK, Severity.OK)
 
 
 def test_a_store_that_is_away_is_an_error() -> None:
@@ -253,6 +289,38 @@ def test_a_server_without_a_file_forgets_at_a_restart() -> None:
     assert "appendonly yes" in finding.remedy
 
 
+def test_a_server_without_a_file_is_a_warning_if_calls_wait_in_it() -> None:
+    with PrivateServer() as server:
+        (finding,) = found(app_on(server.url(), on_conflict="queue"), "persistence")
+    assert finding.severity is Severity.WARNING
+    assert "checked.work" in finding.text
+
+
+def test_a_call_of_an_app_with_another_broker_is_reported(server: PrivateServer) -> None:
+    app = app_on(server.url(), key="{number}", on_conflict="queue")
+    app.tasks["checked.work"].delay(1)
+    assert not found(app, "queues")
+    other = app_on(server.url(), key="{number}", on_conflict="queue")
+    other.conf.singleton_lock_url, other.conf.broker_url = server.url(), "memory://"
+    (finding,) = found(other, "queues")
+    assert finding.severity is Severity.WARNING
+    assert f":{server.port}/" in finding.text
+
+
+def test_a_call_that_no_worker_begins_is_reported(server: PrivateServer) -> None:
+    app = app_on(server.url(), key="{number}", on_conflict="queue")
+    task: Any = app.tasks["checked.work"]
+    call = task.apply_async((1,), queue="nowhere")
+    runtime = Runtime.of(app)
+    key = task.lock_key(1)
+    for _ in range(2):
+        runtime.store.call_queue.look(key, timeout=5.0)
+    (finding,) = found(app, "queues")
+    assert finding.severity is Severity.WARNING
+    assert call.id in finding.text
+    assert "'nowhere'" in finding.remedy
+
+
 @pytest.mark.slow
 def test_a_servers_clock_that_is_off_is_reported() -> None:
     with server_with_clock("+30s") as server:
@@ -265,7 +333,7 @@ def test_another_number_of_shards_is_reported_before_anything_is_tried(
     server: PrivateServer, raw: Any
 ) -> None:
     """As an app that names a cluster's node as a plain server would find it."""
-    raw.set("csl:{celery:0}:shards", "256")
+    raw.set(name_in_store("shards"), "256")
     app = app_on(server.url())
     (finding,) = found(app, "shards")
     assert finding.severity is Severity.ERROR
@@ -362,11 +430,11 @@ def test_the_keys_of_old_recipes_are_reported_and_left_alone(
     server: PrivateServer, raw: Any
 ) -> None:
     """SETNX without EXPIRE, SETNX + GETSET with a timestamp, a list as a queue of one."""
-    forever, a_list = "csl:{celery:0}:checked.work:a", "csl:{celery:0}:checked.work:b"
+    forever, a_list = name_in_store("checked.work:a"), name_in_store("checked.work:b")
     raw.set(forever, "1763714400.5")
     raw.lpush(a_list, "token")
-    raw.set("csl:{celery:0}:fence", "5")  # ours: the one key without an expiry
-    raw.set("csl:{celery:0}:checked.work:c", "1763714400.5", ex=60)
+    raw.set(name_in_store("fence"), "5")  # ours: the one key without an expiry
+    raw.set(name_in_store("checked.work:c"), "1763714400.5", ex=60)
     findings = found(app_on(server.url()), "keys")
     texts = sorted(finding.text for finding in findings)
     assert len(texts) == 2
@@ -417,6 +485,44 @@ def test_a_debounce_above_the_visibility_timeout_is_a_note(server: PrivateServer
     assert finding.severity is Severity.NOTE
     assert "debounce is longer than visibility_timeout (60 s) of checked.work" in finding.text
     assert "every 20 s" in finding.text
+
+
+def test_a_late_job_that_its_pool_process_takes_with_it_is_a_note(server: PrivateServer) -> None:
+    [finding] = found(app_on(server.url(), acks_late=True), "acks_late")
+    assert finding.severity is Severity.NOTE
+    assert "acks_late without reject_on_worker_lost: checked.work" in finding.text
+    assert "reject_on_worker_lost=True" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"acks_late": True, "reject_on_worker_lost": True},
+        pytest.param(
+            {"acks_late": True, "retry_on_worker_lost": True},
+            marks=pytest.mark.skipif(
+                not hasattr(Task, "retry_on_worker_lost"), reason="an option of Celery 5.7"
+            ),
+        ),
+    ],
+    ids=["early", "rejected", "retried"],
+)
+def test_a_job_that_survives_its_pool_process_or_need_not_is_no_finding(
+    options: dict[str, bool], server: PrivateServer
+) -> None:
+    assert found(app_on(server.url(), **options), "acks_late") == []
+
+
+def test_a_rejection_that_has_no_effect_is_a_note_unless_it_is_the_apps_default(
+    server: PrivateServer,
+) -> None:
+    [finding] = found(app_on(server.url(), reject_on_worker_lost=True), "acks_late")
+    assert finding.severity is Severity.NOTE
+    assert "without acks_late has no effect: checked.work" in finding.text
+    app = app_on(server.url())
+    app.conf.task_reject_on_worker_lost = True
+    assert found(app, "acks_late") == []
 
 
 def test_results_that_reach_the_first_caller_alone_are_reported(server: PrivateServer) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from celery import Celery
 
 from celery_singleton_lock.doctor import Severity
+from celery_singleton_lock.doctor.servers import mended_in
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import ask, new_key, new_token
 from tests.conftest import missing
@@ -46,13 +49,44 @@ def sick(consensus: Cluster) -> Iterator[Cluster]:
     consensus.leader()
 
 
+def told_of_the_version(app: Celery) -> list[tuple[str, Severity]]:
+    """What doctor says of the installed version: nothing loud, unless it has a flaw."""
+    (server,) = found(app, "server")
+    name, version = re.findall(r"(etcd|ZooKeeper) ([\d.]+)", server.text)[0]
+    if not mended_in(name, tuple(map(int, version.split(".")))):
+        assert server.severity is Severity.OK
+        return []
+    assert "or newer" in server.remedy
+    return [("server", Severity.WARNING if name == "etcd" else Severity.NOTE)]
+
+
 def test_a_sound_one_is_advised_to_guard_its_locks_and_nothing_else(consensus: Cluster) -> None:
     app = app_on(consensus.url("sound"))
     notes = [f for f in findings(app) if f.severity is not Severity.OK]
-    assert [(f.subject, f.severity) for f in notes] == [("login", Severity.NOTE)]
+    expected = [("login", Severity.NOTE), *told_of_the_version(app)]
+    assert sorted((f.subject, f.severity) for f in notes) == expected
     (members,) = found(app, "members")
     assert "3 of 3" in members.text
     assert "server" in severities(app)
+
+
+@pytest.mark.parametrize(
+    ("product", "version", "mended"),
+    [
+        ("etcd", (3, 4, 23), "3.4.31"),
+        ("etcd", (3, 4, 31), ""),
+        ("etcd", (3, 5, 12), "3.5.13"),
+        ("etcd", (3, 6, 0), ""),
+        ("ZooKeeper", (3, 5, 9), ""),
+        ("ZooKeeper", (3, 8, 0), "3.8.1"),
+        ("ZooKeeper", (3, 8, 1), ""),
+        ("Redis", (7, 0, 15), ""),
+    ],
+)
+def test_a_version_with_a_flaw_is_told_with_the_one_that_has_none(
+    product: str, version: tuple[int, ...], mended: str
+) -> None:
+    assert mended_in(product, version) == mended
 
 
 def test_a_member_that_is_away_is_a_warning_and_no_majority_an_error(sick: Cluster) -> None:
@@ -144,7 +178,8 @@ def test_a_login_with_no_more_rights_than_locking_needs_is_enough() -> None:
         here = severities(app)
         elsewhere = app_on(cluster.url("others").replace("://", "://worker:pw@"))
         (refused,) = found(elsewhere, "rights")
-        assert worst(app) is Severity.NOTE
+        loud = {severity for _, severity in told_of_the_version(app)}
+        assert worst(app) is (Severity.WARNING if Severity.WARNING in loud else Severity.NOTE)
     assert here["reachability"] is here["login"] is Severity.OK
     assert refused.severity is Severity.ERROR
     assert "grant-permission" in refused.remedy

@@ -15,6 +15,7 @@ from example_project.private_server import PrivateServer, ServerNotFound, find_b
 from tests.conftest import missing
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
+from tests.harness.keys import EVERY_NAME, name_in_store
 from tests.harness.redlock_nodes import RedlockNodes
 from tests.harness.sentinels import client_of
 
@@ -115,7 +116,7 @@ def test_a_node_that_votes_later_may_forget(nodes: RedlockNodes) -> None:
 
 def test_a_node_of_unknown_age_that_may_forget_is_a_warning(nodes: RedlockNodes) -> None:
     set_everywhere(nodes, "appendonly", "no")
-    rights = "~csl:* resetchannels -@all +eval +evalsha +get +set +del +pttl +pexpire +time"
+    rights = f"~{EVERY_NAME} resetchannels -@all +eval +evalsha +get +set +del +pttl +pexpire +time"
     for server in nodes:
         with client_of(server) as client:
             client.execute_command("ACL", "SETUSER", "locks", "on", ">pw", *rights.split())
@@ -178,7 +179,7 @@ def test_clocks_that_are_apart_by_more_than_the_allowance_are_a_warning(
 
 
 def test_the_keys_of_old_recipes_are_reported_once_and_left_alone(nodes: RedlockNodes) -> None:
-    forever, a_list = "csl:{celery:0}:checked.work:a", "csl:{celery:0}:checked.work:b"
+    forever, a_list = name_in_store("checked.work:a"), name_in_store("checked.work:b")
     for server in nodes:
         with client_of(server) as client:
             client.set(forever, "1763714400.5")  # SETNX without EXPIRE

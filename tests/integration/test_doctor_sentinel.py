@@ -12,6 +12,7 @@ import redis
 from celery_singleton_lock.doctor import Severity
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
+from tests.harness.keys import EVERY_NAME
 from tests.harness.sentinels import MASTER, Sentinels, client_of, cut_replication
 
 from .doctor_apps import app_on, found, severities, worst
@@ -19,7 +20,7 @@ from .doctor_apps import app_on, found, severities, worst
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 LEAST_RIGHTS = (
-    "~csl:*", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
+    f"~{EVERY_NAME}", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
     "+pttl", "+pexpire", "+time", "+role",
 )  # fmt: skip
 

@@ -17,7 +17,6 @@ from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import redis
@@ -25,6 +24,7 @@ from celery import Celery, chain
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
 from celery_singleton_lock import OnConflict, hold, is_skipped
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Holder
 from celery_singleton_lock.core.store import Acquire, Granted
 from celery_singleton_lock.errors import StoreUnavailable
@@ -33,8 +33,9 @@ from celery_singleton_lock.testing.contract import new_token
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import RedisBroker, reported
 from tests.harness.journal import Record, overlaps
+from tests.harness.keys import name_in_store
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, put_back, wait_until
+from tests.integration.stage import Stage, wait_until
 
 APP = "tests.apps.ends"
 
@@ -45,11 +46,6 @@ SOON = 20.0
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=3)
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
 
 
 def holding(stage: Stage, name: str) -> Any:
@@ -100,7 +96,7 @@ def test_no_body_starts_while_the_parent_reports_a_hard_time_limit_and_the_body_
     breaths = len(notes(stage, "breath", name))
     # Two seconds of a body that runs on, and of a competitor that comes again and again.
     wait_for_notes(stage, "breath", name, breaths + 40)
-    worker.wait_for_log(put_back(competitor, 6))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=competitor.id, sequence=6)
     stage.open(name)
     assert competitor.get(timeout=SOON) == name
     with pytest.raises(TimeLimitExceeded):
@@ -129,7 +125,7 @@ def test_a_task_that_is_acknowledged_late_does_not_come_back_after_its_hard_time
     # What came back would run before this one does.
     stage.app.skipping.apply_async((f"{name}-2",), queue=name).get(timeout=SOON)
     assert len(stage.journal.runs(name)) == 1
-    assert not reported([process], "put-back")
+    assert not reported([process], EventName.PUT_BACK)
 
 
 @pytest.mark.slow
@@ -189,7 +185,7 @@ def test_a_second_call_with_the_same_task_id_runs(
             stack.enter_context(holding(stage, name))
         first = called.apply_async((name,), task_id=task_id)
         if task == "patient":
-            worker.wait_for_log(put_back(first, 3))
+            worker.wait_for_event(EventName.PUT_BACK, task_id=first.id, sequence=3)
     assert first.get(timeout=SOON) == name
     wait_until(lambda: kind_of(stage, name) is None, f"{name} is free")
     first.forget()
@@ -222,7 +218,7 @@ def test_a_call_that_asks_for_its_result_is_revoked_also_where_its_task_stores_n
             result.get(timeout=SOON)
         assert result.state == "REVOKED"
         silent = stage.app.revoked.delay(name)
-        worker.wait_for_log(rf"singleton conflict: \S+\[{silent.id}\]")
+        worker.wait_for_event(EventName.CONFLICT, task_id=silent.id)
         # The one child at most three messages later: what it would have stored is stored.
         for _ in range(3):
             stage.app.keyed.delay(name).get(timeout=SOON)
@@ -247,7 +243,7 @@ def test_a_chain_carries_how_its_second_task_takes_a_conflict(
     second = stage.app.skipping.si(f"{name}-2").set(singleton={"on_conflict": rule})
     with holding(stage, f"{name}-2"):
         result = chain(stage.app.skipping.si(name), second).apply_async()
-        worker.wait_for_log(put_back(result, 2))
+        worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
     assert result.get(timeout=SOON) == f"{name}-2"
 
 
@@ -307,7 +303,7 @@ def test_a_call_that_waits_in_its_queue_is_not_started_yet(
     with holding(stage, name):
         rule = OnConflict.retry(0.1, 0.2)
         result = stage.app.tracked.apply_async((name,), singleton={"on_conflict": rule})
-        worker.wait_for_log(put_back(result, 2))
+        worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
         assert result.state == "PENDING"
     assert states.until(result.id, "SUCCESS") == ["STARTED", "SUCCESS"]
 
@@ -318,9 +314,9 @@ def test_a_late_twin_that_is_dropped_leaves_the_failure_as_it_is(
     result = stage.app.tracked_failure.delay(name)
     stage.journal.wait_for_starts(key=name)
     RedisBroker(stage.redis).deliver_again(result.id)
-    worker.wait_for_log(put_back(result))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
     stage.open(name)
-    worker.wait_for_log(rf"singleton dropped: \S+\[{result.id}\]")
+    worker.wait_for_event(EventName.DROPPED, task_id=result.id)
     assert states.until(result.id, "FAILURE") == ["STARTED", "FAILURE"]
     assert result.state == "FAILURE"
     assert len(stage.journal.runs(name)) == 1
@@ -449,7 +445,7 @@ def test_a_store_whose_server_was_demoted_finds_the_new_one_behind_the_same_addr
     store = RedisStore(proxy.url)
 
     def acquire(key: str) -> Any:
-        slots = (f"csl:{{celery:0}}:s:{key}",)
+        slots = (name_in_store(f"s:{key}"),)
         request = Acquire(slots=slots, token=new_token(), holder=Holder(), ttl=5)
         return store.acquire(request, timeout=1)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
+from celery_singleton_lock.core.events import EventName
 from tests.harness.deliveries import reported, wait_until
 from tests.harness.journal import Journal, events, overlaps
 from tests.harness.keys import Keys
@@ -186,7 +187,7 @@ def test_a_body_that_a_hard_time_limit_ends_is_not_put_back_for_its_lost_lease(
     wait_until(lambda: not Keys(loss.app).held(), "no key is left", timeout=SOON)
     assert loss.early.delay("next", "sleep", 1).get(timeout=SOON)
     assert len(journal.runs()) == 13
-    assert not reported([process], "put-back")
+    assert not reported([process], EventName.PUT_BACK)
 
 
 @pytest.mark.slow
@@ -207,7 +208,7 @@ def test_no_body_starts_before_a_revoked_one_has_ended(
     result = loss.early.delay("k", way, seconds)
     [start] = journal.wait_for_starts(key="k")
     competitor = loss.competitor.delay("k")
-    process.wait_for_log("singleton conflict")  # so the worker parent knows which child has what
+    process.wait_for_event(EventName.CONFLICT)  # so the worker parent knows which child has what
     result.revoke(terminate=True, signal=number)
     let_go = watch_until_let_go(keys, loss.early.lock_key("k"), result.id)
     competitor.get(timeout=SOON)

@@ -16,6 +16,7 @@ import pytest
 from celery import group
 
 from celery_singleton_lock import OnConflict, inspection, is_skipped
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.inspection import Explanation, Fate
 from tests.harness.explanations import explained, text
 from tests.harness.processes import ROOT
@@ -82,6 +83,7 @@ def test_it_was_skipped(stage: Stage, worker: CeleryWorker, name: str, holder: s
     assert found.key == stage.key(name)
     stage.open(name)
     explained(stage.app.app, holder, Fate.RAN)
+    wait_until(lambda: stage.kind(name) is None, "the release, which follows the result, arrives")
     then = inspection.explain(stage.app.app, result.id).sentences[1]
     assert then.startswith("It ended at 20")
     assert then.endswith("(SUCCESS); since when it had the key is not recorded.")
@@ -111,7 +113,7 @@ def test_it_was_put_back(stage: Stage, worker: CeleryWorker, name: str, holder: 
     assert "will be tried again at 20" in found.sentences[0]
     assert_names_holder(found, worker, holder)
     again = stage.app.patient.delay(name)
-    worker.wait_for_log(rf"put-back: \S*\[{again.id}\] .*sequence=3\b")
+    worker.wait_for_event(EventName.PUT_BACK, task_id=again.id, sequence=3)
     found = explained(stage.app.app, again, Fate.PUT_BACK)
     times = int(found.sentences[0].partition(" times")[0].rpartition(" ")[2])
     assert times >= 3
@@ -260,7 +262,21 @@ def test_a_worker_that_was_killed_as_a_whole_is_not_said_to_run(
         then = inspection.explain(app.app, skipped.id, timeout=0.2)
         assert "its process may be dead" in text(then), "also of the holder of another task's key"
         gone = explained(app.app, dead, Fate.UNKNOWN, timeout=0.2)
-        assert "a call whose worker was killed as a whole" in gone.sentences[-1]
+        assert "Its worker may have been killed as a whole" in text(gone)
+
+
+def test_a_lease_whose_call_sets_its_ttl_is_judged_by_that(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    ttl = 2 * stage.app.work.singleton_policy().ttl
+    result = stage.app.work.apply_async((name,), {"gate": name}, singleton={"ttl": ttl})
+    assert "Its lease was acquired or renewed" in text(
+        explained(stage.app.app, result, Fate.RUNNING)
+    )
+    (held,) = inspection.held_keys(stage.app.app, inspection.Filter(task_id=result.id))
+    assert held.call_ttl == ttl
+    stage.open(name)
+    assert result.get(timeout=30)
 
 
 def test_it_is_queued(stage: Stage, worker: CeleryWorker, name: str) -> None:
@@ -288,9 +304,11 @@ def test_a_task_without_a_lock_ran(stage: Stage, worker: CeleryWorker, name: str
 def test_it_is_unknown_and_what_was_not_found_is_said(stage: Stage, worker: CeleryWorker) -> None:
     found = inspection.explain(stage.app.app, "no-such-task")
     assert (found.fate, found.key, found.holder) == (Fate.UNKNOWN, None, None)
-    assert "The result backend has nothing of no-such-task." in found.sentences
+    assert found.sentences[0] == "Nothing is known of no-such-task."
+    assert "The result backend has nothing of it." in found.sentences
     assert "None of the 1 worker(s) that answered has its message." in found.sentences
-    assert "singleton duplicate" in found.sentences[-1]
+    assert f"singleton {EventName.DUPLICATE}" in text(found)
+    assert all(len(sentence) < 200 for sentence in found.sentences)
 
 
 def test_a_newer_call_cancelled_it(stage: Stage, worker: CeleryWorker, name: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import is_skipped
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runtime import Runtime
@@ -131,7 +132,7 @@ def assert_undisturbed(
     crash.open_gate("all")
     [run] = journal.runs("k")
     assert running.get(timeout=30) == run.data["mark"]
-    assert "singleton lease-lost" not in process.log
+    assert not process.events(EventName.LEASE_LOST)
     wait_until(lambda: record_of(crash.app, key) is None, "the key is free")
     crash.open_gate("late")
     assert not is_skipped(crash.early.delay("k", "late").get(timeout=30))

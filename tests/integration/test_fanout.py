@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import redis
 
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
 from tests.apps.gate import Gate
 from tests.harness.deliveries import received, reported, wait_until
 from tests.harness.journal import Journal, events
+from tests.harness.keys import EVERY_NAME
 from tests.harness.rabbit import RabbitServer
 from tests.harness.worker import CeleryWorker
 
@@ -47,7 +49,7 @@ def wait_until_settled(
     def settled() -> bool:
         ended = [run for run in journal.runs() if run.finished]
         assert len(ended) <= copies
-        arrived, back = received(workers)[task_id], reported(workers, "put-back")[task_id]
+        arrived, back = received(workers)[task_id], reported(workers, EventName.PUT_BACK)[task_id]
         return len(ended) == copies and arrived == copies + back
 
     wait_until(settled, f"{copies} runs have ended, and each copy has arrived once")
@@ -82,7 +84,7 @@ def run_copies(
     else:
         # One holds the key: each of the others has met it.
         wait_until(
-            lambda: sum(reported(workers, "conflict").values()) >= copies - 1,
+            lambda: sum(reported(workers, EventName.CONFLICT).values()) >= copies - 1,
             "there were conflicts",
         )
     Gate(client, "go").open()
@@ -125,7 +127,9 @@ def test_a_broadcast_runs_once_in_each_worker(
     assert (journal.overlaps() == []) == (name != "plain")
 
     def no_claim() -> bool:
-        return not [key for key in redis_client.keys("csl:*") if Keyspace("celery").is_claim(key)]
+        return not [
+            key for key in redis_client.keys(EVERY_NAME) if Keyspace("celery").is_claim(key)
+        ]
 
     # The journal has a run's end from its body, and the claim ends after the body.
     wait_until(no_claim, "the claim has ended")
@@ -184,7 +188,9 @@ def test_what_came_by_a_pattern_of_a_redis_broker_is_put_back_to_its_queue(
     journal.wait_for_starts(1)
     waiting = site.patient.apply_async(("k", "go"), **route)
     # Twice: what comes from a put-back is put back as well.
-    wait_until(lambda: reported([process], "put-back")[waiting.id] >= 2, "it was put back twice")
+    wait_until(
+        lambda: reported([process], EventName.PUT_BACK)[waiting.id] >= 2, "it was put back twice"
+    )
     Gate(redis_client, "go").open()
     journal.wait_for_ends(2)
     assert journal.overlaps() == []
@@ -238,7 +244,9 @@ def check_that_a_copy_comes_back(
     task.apply_async(("k", "go"), **route)
     journal.wait_for_starts(1)
     waiting = task.apply_async(("k", "go"), **route)
-    wait_until(lambda: reported([process], "put-back")[waiting.id] >= 2, "it was put back twice")
+    wait_until(
+        lambda: reported([process], EventName.PUT_BACK)[waiting.id] >= 2, "it was put back twice"
+    )
     Gate(client, "go").open()
     journal.wait_for_ends(2)
     assert journal.overlaps() == []
@@ -276,4 +284,16 @@ def test_a_broadcast_by_redis_that_would_have_to_go_back_fails_and_says_why(
     journal.wait_for_ends(1)
     logs = "".join(process.log for process in workers)
     assert "it came by the fanout exchange 'news', on which redis can't put a message back" in logs
-    assert reported(workers, "put-back") == {}
+    assert reported(workers, EventName.PUT_BACK) == {}
+
+
+@pytest.mark.usefixtures("on_rabbit")
+def test_each_copy_of_a_call_with_a_place_in_a_queue_runs(
+    site: ModuleType, worker: StartWorker, journal: Journal
+) -> None:
+    for names in (["left"], ["right", "celery"]):
+        worker(APP, concurrency=2, queues=names)
+    site.queued.apply_async(("k",), **PAIR)
+    site.queued.apply_async(("k",), queue="celery")
+    wait_until(lambda: [run.finished for run in journal.runs()] == [True] * 3, "all have run")
+    assert journal.overlaps() == []

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from celery_singleton_lock import LockConflict, hold
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, open_stage, put_back
+from tests.integration.stage import Stage, open_stage
 
 APP = "tests.apps.headers"
 SLOW = pytest.mark.slow
@@ -54,11 +54,6 @@ def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=4)
 
 
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
-
-
 def occupy(stage: Stage, name: str) -> Any:
     """Have a body hold ``name`` until the gate ``name`` is opened."""
     result = stage.app.patient.delay(name, gate=name)
@@ -73,8 +68,8 @@ def test_a_call_that_is_put_back_on_a_conflict_runs(
 ) -> None:
     occupy(stage, name)
     result = stage.app.patient.delay(name)
-    worker.wait_for_log(put_back(result))
-    worker.wait_for_log(rf"put-back: \S*\[{result.id}\] .*sequence=2|dropped: \S+\[{result.id}\]")
+    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
+    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
     stage.open(name)
     assert result.get(timeout=20) == name
     assert len(stage.starts(name)) == 2
@@ -89,9 +84,8 @@ def test_work_that_is_put_back_after_a_lost_lease_runs_again(
     stage.journal.wait_for_starts(1, key=name)
     Runtime.of(stage.app.app).store.free(stage.app.late.lock_key(name), None)
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
-        worker.wait_for_log(rf'put-back: \S*\[{result.id}\] .*reason="lease lost"')
-        back = rf"put-back: \S*\[{result.id}\] .*reason=.started"
-        worker.wait_for_log(rf"{back}|\[{result.id}\].*drop")
+        worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, reason="lease lost")
+        worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, reason="started")
     stage.open(name)
     assert result.get(timeout=60) == name
     assert [start.task_id for start in stage.starts(name)] == [result.id] * 2
@@ -134,7 +128,7 @@ def test_a_copy_has_all_headers_of_its_message_and_a_body_sees_none_of_ours(
         pytest.skip("there the caller's headers are gone from the start")
     occupy(stage, name)
     result = stage.app.patient.apply_async((name,), headers={"tenant": "t"})
-    worker.wait_for_log(put_back(result, 2))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
     stage.open(name)
     assert result.get(timeout=20) == name
     start = stage.starts(name)[-1]

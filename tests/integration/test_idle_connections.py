@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from celery_singleton_lock import DuplicateTask
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import ExternalServer, PrivateServer
 from tests.chaos.proxy import Proxy
@@ -108,7 +109,7 @@ def test_a_dead_childs_key_is_freed_though_the_parents_connection_was_dropped(
         crash.early.delay(key, "killed")
         start = journal.wait_for_starts(count)[-1]
         journal.death(start.pid, kill_process(start.pid))
-        process.wait_for_log(
-            rf'singleton freed: \S+ key=\S+{key} .*reason="pool process {start.pid} died"'
-        )
-        assert not redis_client.exists(crash.early.lock_key(key, ""))
+        locked = crash.early.lock_key(key, "")
+        died = f"pool process {start.pid} died"
+        process.wait_for_event(EventName.FREED, key=locked, reason=died)
+        assert not redis_client.exists(locked)

@@ -6,12 +6,11 @@ import getpass
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import FrozenInstanceError
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -33,8 +32,9 @@ from celery_singleton_lock.core.store import Admit
 from celery_singleton_lock.inspection import AmbiguousKey, Filter, HeldKey, SortBy
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer
+from tests.harness.calls import Calls
+from tests.harness.cli import Answer, run_here
 from tests.harness.deliveries import wait_until
-from tests.harness.processes import ROOT
 
 POOLS = "tests.apps.pools"
 BRIEF = f"{POOLS}.brief"
@@ -72,25 +72,11 @@ def stage(load_app: Callable[..., ModuleType]) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def cli(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*arguments: str, answers: str = "") -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "celery", "-A", POOLS, "singleton", *arguments],
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            input=answers,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr
-        return done
-
-    return run
+def cli(load_app: Callable[..., ModuleType]) -> Cli:
+    return partial(run_here, load_app(POOLS).app)
 
 
-Cli = Callable[..., subprocess.CompletedProcess[str]]
+Cli = Callable[..., Answer]
 
 
 def test_each_filter_keeps_the_keys_that_match_all_conditions(stage: Stage) -> None:
@@ -204,44 +190,44 @@ def test_a_release_gives_its_author_and_reason_to_the_holder(stage: Stage) -> No
 
 @pytest.mark.slow
 def test_ls_filters_and_sorts(stage: Stage, cli: Cli) -> None:
-    rows = json.loads(cli("ls", "--scope", "billing", "--sort", "ttl", "--json").stdout)
+    rows = json.loads(cli("ls", "--scope", "billing", "--sort", "ttl", "--json").out)
     assert [row["key"] for row in rows] == [stage.key("c"), stage.key("b")]
-    aged = cli("ls", "--older-than", "59m").stdout
+    aged = cli("ls", "--older-than", "59m").out
     assert stage.claim in aged
     assert stage.key("a") not in aged
-    assert cli("ls", "--task", "none").stdout == "nothing matches\n"
+    assert cli("ls", "--task", "none").out == "nothing matches\n"
     wrong = cli("ls", "--older-than", "soon")
-    assert wrong.returncode == 2
-    assert "write 90, 90s, 15m, 2h or 1d" in wrong.stderr
+    assert wrong.status == 2
+    assert "write 90, 90s, 15m, 2h or 1d" in wrong.err
 
 
 def test_show_takes_the_id_of_a_task(stage: Stage, cli: Cli) -> None:
     shown = cli("show", "--json", stage.leases["b"].token.task_id)
-    assert json.loads(shown.stdout)["key"] == stage.key("b")
+    assert json.loads(shown.out)["key"] == stage.key("b")
 
 
 @pytest.mark.slow
 def test_release_frees_a_scope_key_by_key_after_a_dry_run(stage: Stage, cli: Cli) -> None:
     keys = {stage.key("b"), stage.key("c")}
     dry = cli("release", "--scope", "billing", "--dry-run")
-    assert dry.returncode == 0
-    assert all(key in dry.stdout for key in keys)
-    assert stage.key("a") not in dry.stdout
-    assert dry.stdout.endswith("nothing is released: --dry-run\n")
+    assert dry.status == 0
+    assert all(key in dry.out for key in keys)
+    assert stage.key("a") not in dry.out
+    assert dry.out.endswith("nothing is released: --dry-run\n")
     assert len(stage.listed()) == 4
     refused = cli("release", "--scope", "billing", answers="n\n")
-    assert refused.returncode == 1
-    assert "Release these 2 keys? [y/N]" in refused.stdout
+    assert refused.status == 1
+    assert "Release these 2 keys? [y/N]" in refused.out
     assert len(stage.listed()) == 4
     done = cli("release", "--scope", "billing", "--yes", "--json", "--reason", "cleanup")
-    assert done.returncode == 0
-    assert json.loads(done.stdout) == [{"key": key, "released": True} for key in sorted(keys)]
+    assert done.status == 0
+    assert json.loads(done.out) == [{"key": key, "released": True} for key in sorted(keys)]
     assert sorted(stage.listed()) == ["a", "claim"]
     Runtime.of(stage.app).locker.heartbeat.ask(stage.leases["c"])
     assert stage.leases["c"].loss is not None
     assert stage.leases["c"].loss.detail.endswith(": cleanup")
     nothing = cli("release", "--pattern", "*:none", "--yes")
-    assert (nothing.returncode, nothing.stderr) == (1, "nothing matches\n")
+    assert (nothing.status, nothing.err) == (1, "nothing matches\n")
 
 
 @pytest.mark.slow
@@ -254,11 +240,11 @@ def test_release_refuses_options_that_contradict_each_other(stage: Stage, cli: C
         (("--json", "--scope", "billing"), "with --json give --yes"),
     ):
         answer = cli("release", *arguments)
-        assert answer.returncode == 2
-        assert problem in answer.stderr
+        assert answer.status == 2
+        assert problem in answer.err
     assert len(stage.listed()) == 4
     dry = cli("release", "--dry-run", stage.key("a"))
-    assert (dry.returncode, len(stage.listed())) == (0, 4)
+    assert (dry.status, len(stage.listed())) == (0, 4)
 
 
 def test_without_the_right_to_scan_a_full_key_is_found_and_a_short_one_is_refused() -> None:
@@ -278,6 +264,12 @@ def test_without_the_right_to_scan_a_full_key_is_found_and_a_short_one_is_refuse
                 with pytest.raises(StoreError, match=r"give the full key .*, or grant \+scan"):
                     find(app, name)
         assert inspection.find_key(app, lease.key) is None
+        calls = Calls(Runtime.of(app).store)
+        calls.key = lease.key
+        [token] = calls.joined(1)
+        assert inspection.find_queue(app, "account:42") == lease.key, "queues are no search"
+        [call] = inspection.find_calls(app, [token.task_id])
+        assert call.key == lease.key
         Runtime.of(app).close()
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import redis
@@ -21,21 +20,18 @@ from celery_singleton_lock import (
     hold,
     is_skipped,
 )
+from celery_singleton_lock.core.events import EventName
 from tests.harness.app_module import fresh_module
 from tests.harness.deliveries import RedisBroker
 from tests.harness.journal import VARIABLE, most_at_once
+from tests.harness.keys import EVERY_NAME
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import APP, Stage, put_back, wait_until
+from tests.integration.stage import APP, Stage, wait_until
 
 
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=6)
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
 
 
 def holding(stage: Stage, name: str, **options: Any) -> Any:
@@ -111,7 +107,7 @@ def test_a_call_put_back_for_a_hold_runs_after_it(
 ) -> None:
     with holding(stage, name):
         result = stage.app.patient.delay(name)
-        worker.wait_for_log(put_back(result, 2))
+        worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
         assert stage.starts(name) == []
     assert result.get(timeout=20) == 0
 
@@ -171,7 +167,7 @@ def test_a_block_that_was_never_left_is_released_when_its_program_ends(
     redis_url: str, redis_client: redis.Redis, program: str
 ) -> None:
     assert output_of(program, redis_url) == ""
-    assert not list(redis_client.scan_iter("csl:*:s:k"))
+    assert not list(redis_client.scan_iter(f"{EVERY_NAME}:s:k"))
 
 
 def test_a_block_of_a_daemon_thread_is_not_released_while_its_code_runs(
@@ -183,7 +179,7 @@ threading.Thread(target=in_thread, daemon=True).start()
 entered.wait(60)
 """
     assert output_of(program, redis_url) == ""
-    assert len(list(redis_client.scan_iter("csl:*:s:k"))) == 1
+    assert len(list(redis_client.scan_iter(f"{EVERY_NAME}:s:k"))) == 1
 
 
 def output_of(program: str, url: str) -> str:
@@ -216,7 +212,7 @@ def test_limit_three_never_has_four_bodies(stage: Stage, worker: CeleryWorker, n
     # There are six processes: each of the others has met three holders.
     for result in results:
         if result.id not in running:
-            worker.wait_for_log(put_back(result))
+            worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
     assert len(stage.starts(name)) == 3
     stage.open(name)
     assert [result.get(timeout=20) for result in results] == [name] * 12
@@ -250,7 +246,7 @@ def test_a_twin_takes_no_second_slot(stage: Stage, worker: CeleryWorker, name: s
     stage.journal.wait_for_starts(1, key=name)
     # The same message once more, as a broker delivers it whose visibility_timeout is over.
     RedisBroker(stage.redis).deliver_again(first.id)
-    worker.wait_for_log(put_back(first))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=first.id, sequence=1)
     assert len(taken_slots(stage, name)) == 1
     assert len(stage.starts(name)) == 1
     others = [stage.app.trio_late.delay(name, name) for _ in range(2)]
@@ -258,7 +254,7 @@ def test_a_twin_takes_no_second_slot(stage: Stage, worker: CeleryWorker, name: s
     assert len(taken_slots(stage, name)) == 3
     stage.open(name)
     assert [result.get(timeout=20) for result in (first, *others)] == [name] * 3
-    worker.wait_for_log(rf"dropped: \S*\[{first.id}\]")
+    worker.wait_for_event(EventName.DROPPED, task_id=first.id)
     assert len(stage.starts(name)) == 3
     assert first.result == name
 
@@ -277,7 +273,7 @@ def test_hold_takes_one_of_three_slots(stage: Stage, worker: CeleryWorker, name:
     with hold(name, scope="slots", app=stage.app.app):
         assert len(taken_slots(stage, name)) == 3
         waiting = stage.app.trio.delay(name)
-        worker.wait_for_log(put_back(waiting))
+        worker.wait_for_event(EventName.PUT_BACK, task_id=waiting.id, sequence=1)
     assert waiting.get(timeout=20) == name
     stage.open(name)
     assert [result.get(timeout=20) for result in results] == [name] * 2

@@ -19,6 +19,7 @@ import pytest
 import redis
 
 from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Holder
 from celery_singleton_lock.core.store import Acquire, Granted
 from celery_singleton_lock.errors import StoreError
@@ -204,7 +205,7 @@ class Bench:
         watched = {*lost, *kept, self.leader}
 
         def found() -> Counter[str]:
-            losses = self.reported("lease-lost")
+            losses = self.reported(EventName.LEASE_LOST)
             return Counter({key: count for key, count in losses.items() if key in watched})
 
         wait_until(lambda: found() >= wanted, f"{wanted - found()} are reported as lost", 30.0)
@@ -212,10 +213,12 @@ class Bench:
         clean = self.start("brief")
         self.end(clean)
         loud = {key for key in clean if "-loud-" in key}
-        wait_until(lambda: loud <= set(self.reported("released")), "the others are released")
+        wait_until(
+            lambda: loud <= set(self.reported(EventName.RELEASED)), "the others are released"
+        )
         assert found() == wanted
-        assert not set(lost) & set(self.reported("released"))
-        assert not set(clean) & set(self.reported("lease-lost"))
+        assert not set(lost) & set(self.reported(EventName.RELEASED))
+        assert not set(clean) & set(self.reported(EventName.LEASE_LOST))
 
 
 def flush(bench: Bench, site: Site, keys: Sequence[str]) -> None:
@@ -281,7 +284,7 @@ def test_a_lease_lost_before_its_release_is_reported_once(
     bench: Bench, site: Site, fault: str, broken: bool
 ) -> None:
     bench.wait_for_a_leader()
-    losses = bench.reported("lease-lost")[bench.leader]
+    losses = bench.reported(EventName.LEASE_LOST)[bench.leader]
     long = bench.start("long")
     since = time.monotonic()
     brief = bench.start("brief")
@@ -316,4 +319,4 @@ def test_a_lease_that_a_failover_loses_is_reported_once(
         replicated.fail_over(old, bench.leader)
         bench.end(bodies)
         # The leader's lease was replicated before the stream was cut: the beat may keep it.
-        bench.check(lost, kept, bench.reported("lease-lost")[bench.leader])
+        bench.check(lost, kept, bench.reported(EventName.LEASE_LOST)[bench.leader])

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from celery_singleton_lock import LeaseLost, hold
+from celery_singleton_lock.core.events import EventName
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import wait_until
 from tests.harness.journal import Journal
@@ -54,7 +55,8 @@ def test_a_body_is_interrupted_at_once_when_the_store_restarts_empty(
     loss.early.delay("k", "swallow", 60)
     journal.wait_for_starts(key="k")
     private_redis.restart(keep_data=False)
-    process.wait_for_log("singleton lease-lost: .*reason=gone.*action=interrupted", timeout=SOON)
+    lost = process.wait_for_event(EventName.LEASE_LOST, reason="gone", timeout=SOON)
+    assert lost.fields["action"].startswith("interrupted")
     journal.wait_for_ends(key="k", timeout=SOON)
 
 

@@ -22,6 +22,7 @@ from celery import Celery
 from example_project.private_server import tied_to_parent
 from tests.harness.deliveries import wait_until
 from tests.harness.journal import VARIABLE, Journal
+from tests.harness.keys import EVERY_NAME
 from tests.harness.processes import ROOT, TIMEOUT
 from tests.harness.worker import CeleryWorker
 
@@ -178,7 +179,7 @@ def left_behind(client: redis.Redis) -> list[str]:
     """The keys of leases, claims and wait queues; markers and fences are no locks."""
     return old_keys(client) + [
         key
-        for key in client.scan_iter("csl:*")
+        for key in client.scan_iter(EVERY_NAME)
         if "}:done|" not in key and not key.endswith(("}:fence", ":0}:shards"))
     ]
 
@@ -257,9 +258,9 @@ def releases(
             workers[side] = worker.start()
             stack.callback(worker.kill_group)
             publishers[side] = stack.enter_context(Publisher(side, environment))
-        for worker in workers.values():
-            worker.wait_until_ready()
         app = Celery(broker=url, set_as_current=False)
+        for worker in workers.values():
+            worker.wait_until_ready().wait_until_it_answers(app)
         yield Releases(publishers, workers, client, journal, app)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from celery_singleton_lock.migration import (
 from tests.apps.gate import Gate
 from tests.harness.deliveries import wait_until
 from tests.harness.journal import Journal
+from tests.harness.keys import EVERY_NAME
 from tests.harness.worker import CeleryWorker
 
 APP = "tests.apps.migrated"
@@ -54,12 +56,12 @@ def old_keys(client: redis.Redis) -> list[str]:
 
 
 def claims(client: redis.Redis) -> list[str]:
-    return [*old_keys(client), *client.scan_iter("csl:*:claim|*")]
+    return [*old_keys(client), *client.scan_iter(f"{EVERY_NAME}:claim|*")]
 
 
 def the_claim(client: redis.Redis, conf: str) -> str:
     [key] = claims(client)
-    assert key.startswith("csl:") is (conf == "finish")
+    assert key.startswith(EVERY_NAME.removesuffix("*")) is (conf == "finish")
     return key
 
 
@@ -111,6 +113,18 @@ def test_celery_heimdall_claims_and_answers(
         tasks.periodic.delay("a")
     assert raised.value.likely_culprit == first.id
     assert sent(redis_client) == 2
+
+
+def test_a_duplicate_is_in_the_log_of_its_publisher(
+    tasks: ModuleType, redis_client: redis.Redis, conf: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = tasks.once.delay("a")
+    with caplog.at_level(logging.INFO), pytest.raises(AlreadyQueued):
+        tasks.once.delay("a")
+    texts = [record.getMessage() for record in caplog.records]
+    [text] = [text for text in texts if "duplicate" in text]
+    assert first.id in text
+    assert the_claim(redis_client, conf) in text
 
 
 def test_a_publish_that_fails_leaves_no_claim(tasks: ModuleType, redis_client: redis.Redis) -> None:

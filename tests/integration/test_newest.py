@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from celery import Celery, Task, chain
 
-from celery_singleton_lock import SettingsError, claim_and_send, singleton_task
+from celery_singleton_lock import SettingsError, claim_and_send, inspection, singleton_task
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.store import ReplaceArguments, Replaced
 from celery_singleton_lock.message.values import MAX_ARGUMENTS
 from celery_singleton_lock.runtime import Runtime
@@ -23,9 +23,10 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.worker.bootstep import check_tasks
 from tests.apps.serializer import SETS
 from tests.harness.journal import Record
+from tests.harness.keys import EVERY_NAME
 from tests.harness.processes import Process
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, open_stage, put_back, wait_until
+from tests.integration.stage import Stage, open_stage, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -36,11 +37,6 @@ IDLE = "idle"
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=4)
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
 
 
 def values(stage: Stage, name: str) -> list[Any]:
@@ -55,7 +51,7 @@ def start_of(stage: Stage, name: str, number: int = 1) -> Record:
 
 def kept(stage: Stage, name: str) -> list[str]:
     """The keys of arguments that the store keeps."""
-    return [key for key in stage.redis.scan_iter("csl:*:args|*") if name in key]
+    return [key for key in stage.redis.scan_iter(f"{EVERY_NAME}:args|*") if name in key]
 
 
 def freed(stage: Stage, name: str) -> None:
@@ -110,7 +106,7 @@ def test_a_message_that_was_put_back_takes_them_too(
     blocker = stage.app.newest.delay(name, "blocker", gate=name)
     start_of(stage, name)
     waiting = stage.app.newest.delay(name, 1)
-    worker.wait_for_log(put_back(waiting))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=waiting.id, sequence=1)
     assert stage.app.newest.delay(name, 2).id == waiting.id
     stage.open(name)
     assert waiting.get(timeout=20) == 2
@@ -136,7 +132,12 @@ def test_a_retry_that_waits_takes_the_newest_arguments(
 ) -> None:
     result = stage.app.flaky.delay(name, 1, countdown=2)
     start_of(stage, name)
-    wait_until(lambda: result.state == "RETRY", "it waits for its retry")
+    # Celery stores RETRY shortly before the claim is released for the retry.
+    mine = inspection.Filter(task_id=result.id)
+    wait_until(
+        lambda: any(k.phase == "retrying" for k in inspection.held_keys(stage.app.app, mine)),
+        "it waits for its retry",
+    )
     assert stage.app.flaky.delay(name, 2).id == result.id
     assert result.get(timeout=20) == 2
     assert values(stage, name) == [1, 2]
@@ -430,7 +431,9 @@ def test_arguments_of_another_key_run_under_that_key(
     options = {"unique": "until_start", "on_duplicate": "replace"}
     result = task.apply_async((name, 1), countdown=1)
     assert claim_and_send(web, task.name, [other, 2], singleton=options, key=name).id == result.id
-    worker.wait_for_log(rf"put-back: .*{result.id}.*the newest arguments have another key")
+    worker.wait_for_event(
+        EventName.PUT_BACK, task_id=result.id, reason="the newest arguments have another key"
+    )
     stage.open(name)
     assert (running.get(timeout=20), result.get(timeout=20)) == ("runs", 2)
     assert values(stage, other) == ["runs", 2]

@@ -19,6 +19,7 @@ import redis
 from celery import Celery
 
 from celery_singleton_lock import claim_and_send, is_skipped
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Phase, Record
 from celery_singleton_lock.runtime import Runtime
@@ -167,7 +168,9 @@ def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
     broker.wait_until_empty()
     wait_until_settled([process], ids(results))
     assert (
-        set(reported([process], "put-back")) == set(reported([process], "dropped")) == ids(results)
+        set(reported([process], EventName.PUT_BACK))
+        == set(reported([process], EventName.DROPPED))
+        == ids(results)
     )
     assert_one_run_each(journal, results, marks)
 
@@ -182,7 +185,7 @@ def test_a_twin_that_arrives_after_the_success_is_dropped(
     broker.deliver_again(result.id)
     wait_until_received([process], [result], 2)
     crash.open_gate("all")
-    process.wait_for_log(rf"singleton dropped: .*{result.id}.* reason=done")
+    process.wait_for_event(EventName.DROPPED, task_id=result.id, reason="done")
     [run] = journal.runs("k")
     assert result.get(timeout=30) == run.data["mark"]
 

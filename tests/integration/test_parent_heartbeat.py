@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from celery_singleton_lock import LeaseLost, is_skipped
+from celery_singleton_lock.core.events import EventName
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import wait_until
 from tests.harness.etcd import EtcdCluster
@@ -227,9 +228,8 @@ def test_a_child_killed_in_its_call_holds_its_key_no_longer_than_the_parents_rel
     [start] = journal.wait_for_starts(1)
     process.wait_for_log(TAKEN_OVER)  # the key has its whole ttl from here
     kill_process(start.pid)
-    process.wait_for_log(
-        rf'singleton freed: \S+ key={key} .*reason="pool process {start.pid} died"'
-    )
+    died = f"pool process {start.pid} died"
+    process.wait_for_event(EventName.FREED, key=key, reason=died)
     assert keys.find(key) is None
     assert not gil.early.delay("k", 0.0).get(timeout=60)["lost"]
 

@@ -12,9 +12,11 @@ import pytest
 import redis
 
 from celery_singleton_lock import LeaseLost, is_skipped
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.journal import Journal, Record
+from tests.harness.keys import EVERY_NAME
 from tests.harness.worker import CeleryWorker
 
 POOLS = "tests.apps.pools"
@@ -55,7 +57,7 @@ def wait_for_note(journal: Journal, text: str, **wanted: Any) -> Record:
 
 def held_keys(client: redis.Redis) -> list[str]:
     """Every key of ours but those that stay: the fence counter, and the number of shards."""
-    keys: Any = client.keys("csl:*")
+    keys: Any = client.keys(EVERY_NAME)
     return sorted(key for key in keys if not Keyspace.stays(key))
 
 
@@ -89,7 +91,7 @@ def test_a_body_longer_than_its_ttl_is_renewed_and_excludes_duplicates(
     wait_until_free(redis_client)
     assert journal.overlaps() == []
     assert [run.task_id for run in journal.runs("k")] == [first.id]
-    assert notes(journal, "lease-lost") == []
+    assert notes(journal, EventName.LEASE_LOST) == []
 
 
 @pytest.mark.parametrize(
@@ -158,6 +160,7 @@ def test_a_body_is_interrupted_before_any_observer_of_its_loss_has_returned(
     journal.wait_for_starts(1, key="k")
     redis_client.delete(pools.interruptible.lock_key("k"))
     journal.wait_for(lambda _: journal.runs("k")[0].finished, what="the end of the body")
+    assert journal.runs("k")[0].error == "LeaseInterrupt"
     wait_for_note(journal, "observing")
     pools.gate("observer").touch()
 
@@ -167,7 +170,7 @@ def test_a_body_is_interrupted_before_any_observer_of_its_loss_has_returned(
     [
         ("gevent", "time_limit"),  # eventlet enforces none
         ("gevent", "revoke"),
-        pytest.param("eventlet", "revoke", marks=eventlet.marks),
+        pytest.param("eventlet", "revoke", marks=[*eventlet.marks, pytest.mark.slow]),
     ],
 )
 def test_the_claim_of_a_greenlet_that_was_ended_is_free(
@@ -180,19 +183,22 @@ def test_the_claim_of_a_greenlet_that_was_ended_is_free(
 ) -> None:
     """Celery acknowledges its message, although ``acks_late`` requeues others that have no end."""
     pools = load_app(POOLS)
-    started(worker, pool)
+    [process] = started(worker, pool)
     limit = {"time_limit": 1} if how == "time_limit" else {}
     ended = pools.unique_late.apply_async(("k",), **limit)
     journal.wait_for_starts(1, key="k")
     assert pools.unique_late.delay("k").id == ended.id
     if how == "revoke":
+        process.wait_until_it_answers(pools.app)
         ended.revoke(terminate=True)
     wait_until_free(redis_client)
     assert pools.unique_late.delay("k").id != ended.id
     journal.wait_for_starts(2, key="k")
 
 
-@green_pool
+@pytest.mark.parametrize(
+    "pool", ["gevent", pytest.param("eventlet", marks=[*eventlet.marks, pytest.mark.slow])]
+)
 def test_a_release_is_not_reported_as_failed_when_a_green_worker_is_idle(
     pool: str, worker: StartWorker, load_app: LoadApp, redis_client: redis.Redis
 ) -> None:
@@ -204,7 +210,7 @@ def test_a_release_is_not_reported_as_failed_when_a_green_worker_is_idle(
         pools.work.delay("k").get(timeout=20)
         time.sleep(pools.TTL)
     wait_until_free(redis_client)
-    assert "release-failed" not in process.log
+    assert not process.events(EventName.RELEASE_FAILED)
 
 
 @pytest.mark.slow
@@ -225,7 +231,11 @@ def test_without_renewal_the_same_duplicate_overlaps(
 
 @pytest.mark.parametrize(
     "pool",
-    ["gevent", *(pytest.param(p, marks=pytest.mark.slow) for p in ("prefork", "solo")), eventlet],
+    [
+        "gevent",
+        *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("prefork", "solo")),
+        pytest.param("eventlet", marks=[*eventlet.marks, pytest.mark.slow]),
+    ],
 )
 def test_a_sleeping_body_is_interrupted_when_its_lease_is_lost(
     pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
@@ -301,7 +311,7 @@ def test_a_greenlet_that_never_yields_keeps_its_lease(
     first.get(timeout=20)
     wait_until_free(redis_client)
     assert [run.task_id for run in journal.runs("k")] == [first.id]
-    assert notes(journal, "lease-lost") == []
+    assert notes(journal, EventName.LEASE_LOST) == []
 
 
 @pytest.mark.slow

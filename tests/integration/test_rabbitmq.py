@@ -6,13 +6,13 @@ or its channel, which the node closes when an acknowledgement is overdue (``cons
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from celery_singleton_lock.core.events import EventName
 from tests.harness.bodies import assert_one_run_each, ids, wait_until_received
 from tests.harness.deliveries import received, reported, wait_until
 from tests.harness.journal import Journal
@@ -54,24 +54,10 @@ def crash(
 def wait_until_dropped(process: CeleryWorker, task_ids: set[str]) -> None:
     """Wait for the last word on the copies: the worker found their work done."""
     wait_until(
-        lambda: set(reported([process], "dropped", reason="done")) >= task_ids,
+        lambda: set(reported([process], EventName.DROPPED, reason="done")) >= task_ids,
         "the copies have ended",
         timeout=60,
     )
-
-
-def wait_until_empty(rabbit: RabbitServer, vhost: str) -> None:
-    """Wait until no queue of the virtual host has a message, delayed ones included.
-
-    The node counts those of quorum queues every few seconds only: this shows that nothing stays,
-    not that all has happened.
-    """
-
-    def empty() -> bool:
-        table = rabbit.ctl("list_queues", "--vhost", vhost, "--no-table-headers", "messages")
-        return not any(int(number) for number in re.findall(r"^\d+$", table, re.MULTILINE))
-
-    wait_until(empty, f"the queues of {vhost} are empty")
 
 
 @pytest.mark.slow
@@ -93,15 +79,21 @@ def test_a_connection_cut_in_mid_body_makes_no_second_body(
     marks = [result.get(timeout=60) for result in results]
     wait_until_dropped(process, ids(results))
     if count > 4:
-        wait_until_empty(rabbit, vhost)
+        rabbit.wait_until_empty(vhost)
     assert_all_copies_were_dropped(process, results)
     assert_one_run_each(journal, results, marks)
 
 
 def assert_all_copies_were_dropped(process: CeleryWorker, results: list[Any]) -> None:
-    print(received([process]), reported([process], "put-back"), reported([process], "dropped"))
+    print(
+        received([process]),
+        reported([process], EventName.PUT_BACK),
+        reported([process], EventName.DROPPED),
+    )
     assert (
-        set(reported([process], "put-back")) == set(reported([process], "dropped")) == ids(results)
+        set(reported([process], EventName.PUT_BACK))
+        == set(reported([process], EventName.DROPPED))
+        == ids(results)
     )
 
 
@@ -154,7 +146,7 @@ def test_an_overdue_acknowledgement_makes_no_second_body(
     crash.open_gate("all")
     marks = [result.get(timeout=60) for result in results]
     wait_until_dropped(second, ids(results))
-    wait_until_empty(rabbit, vhost)
+    rabbit.wait_until_empty(vhost)
     assert_all_copies_were_dropped(second, results)
     assert_one_run_each(journal, results, marks)
 

@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from celery_singleton_lock import is_skipped
+from celery_singleton_lock.core.events import EventName
 from tests.harness.bodies import ids, power_cut, wait_for_starts
 from tests.harness.deliveries import RedisBroker, reported, wait_until
 from tests.harness.journal import Journal
@@ -113,7 +114,9 @@ def test_a_killed_holders_redelivery_runs_after_the_duplicate_that_it_meets(
         lambda keys: wait_until_free(
             redis_client, [crash.late.lock_key(key, "") for key in keys], timeout=10
         ),
-        lambda second, killed: set(reported([second], "put-back", reason="started")) >= killed,
+        lambda second, killed: (
+            set(reported([second], EventName.PUT_BACK, reason="started")) >= killed
+        ),
     )
     results = [result.get(timeout=30) for result in killed]
     broker.wait_until_empty()
@@ -198,7 +201,9 @@ def test_a_due_retry_runs_after_the_duplicate_that_it_meets(
         lambda keys: wait_until_free(
             redis_client, [crash.retried.lock_key(key, "") for key in keys], timeout=10
         ),
-        lambda process, retried: set(reported([process], "put-back", reason="started")) >= retried,
+        lambda process, retried: (
+            set(reported([process], EventName.PUT_BACK, reason="started")) >= retried
+        ),
     )
     results = [result.get(timeout=30) for result in retried]
     broker.wait_until_empty()

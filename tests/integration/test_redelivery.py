@@ -15,6 +15,7 @@ import kombu
 import pytest
 import redis
 
+from celery_singleton_lock.core.events import EventName
 from tests.harness.bodies import assert_one_run_each, ids, wait_until_received
 from tests.harness.deliveries import (
     RedisBroker,
@@ -100,7 +101,9 @@ def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
     assert max(most) <= 3
     # The copies ended by themselves: the last word on every task is that one was dropped.
     assert (
-        set(reported([process], "put-back")) == set(reported([process], "dropped")) == ids(results)
+        set(reported([process], EventName.PUT_BACK))
+        == set(reported([process], EventName.DROPPED))
+        == ids(results)
     )
     assert_one_run_each(journal, results, marks)
 
@@ -132,7 +135,7 @@ def test_a_twin_that_arrives_after_the_success_is_dropped(
     broker.deliver_again(result.id)
     wait_until_received([process], [result], 2)
     crash.open_gate("all")
-    process.wait_for_log(rf"singleton dropped: .*{result.id}.* reason=done")
+    process.wait_for_event(EventName.DROPPED, task_id=result.id, reason="done")
     wait_until_settled([process], [result.id])
     [run] = journal.runs("k")
     if name != "silent":
@@ -154,7 +157,7 @@ def test_the_markers_of_done_and_of_waiting_messages_live_as_long_as_the_setting
     done = crash.patient.delay("k", "all")
     journal.wait_for_starts(1)
     waiting = crash.patient.delay("k", "all")
-    process.wait_for_log(rf"singleton put-back: .*{waiting.id}")
+    process.wait_for_event(EventName.PUT_BACK, task_id=waiting.id)
     longest = {}
 
     def are_marked() -> bool:

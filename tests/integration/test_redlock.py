@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from celery_singleton_lock import is_skipped
+from celery_singleton_lock.core.events import EventName
 from example_project.private_server import ServerNotFound, find_binary
 from tests.conftest import missing
 from tests.harness.bodies import assert_one_run_each, ids, power_cut, wait_until_received
@@ -167,7 +168,7 @@ def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
     marks = [result.get(timeout=30) for result in results]
     broker.wait_until_empty()
     wait_until_settled([process], ids(results))
-    assert set(reported([process], "dropped")) == ids(results)
+    assert set(reported([process], EventName.DROPPED)) == ids(results)
     assert_one_run_each(journal, results, marks)
 
 
@@ -220,7 +221,7 @@ def test_a_task_is_put_back_while_no_majority_answers(
     for index in range(3):
         nodes[index].kill()
     result = load_app(LOSS).early.delay("k", "sleep", 0)
-    process.wait_for_log(rf"singleton put-back: \S+\[{result.id}\] .*reason=store")
+    process.wait_for_event(EventName.PUT_BACK, task_id=result.id, reason="store")
     assert journal.records() == []
     nodes[0].start()
     assert result.get(timeout=60)["lost"] is False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import redis
 
 from celery_singleton_lock import LeaseLost, hold, is_skipped
 from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason, Record, Token
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import RedisBroker, reported, wait_until
@@ -196,7 +196,7 @@ def test_a_body_ends_before_its_unreachable_lease_does_unless_it_is_to_continue(
     journal.wait_for_starts(key="k")
     private_redis.pause()
     action = "interrupted,failed" if task == "early" else "continued"
-    process.wait_for_log(f"singleton lease-lost: .*reason=unreachable.*action={action}")
+    process.wait_for_event(EventName.LEASE_LOST, reason="unreachable", action=action)
     if task == "early":
         journal.wait_for_ends(key="k", timeout=SLACK)
     private_redis.resume()
@@ -278,8 +278,8 @@ def test_a_late_acknowledged_task_is_put_back_and_runs_after_the_other(
     journal.wait_for_starts(key="k")
     with replaced(loss, keys, "k") as other:
         wait_for_run(journal, "k")
-        process.wait_for_log('singleton put-back: .*reason="lease lost"')
-        process.wait_for_log('singleton put-back: .*reason="started')
+        process.wait_for_event(EventName.PUT_BACK, reason="lease lost")
+        process.wait_for_event(EventName.PUT_BACK, reason="started")
         assert len(journal.runs("k")) == 1
         assert result.state == "PENDING"
         freed = time.monotonic()
@@ -289,7 +289,7 @@ def test_a_late_acknowledged_task_is_put_back_and_runs_after_the_other(
     assert (first.error, second.error) == ("LeaseInterrupt", None)
     assert second.begin > freed
     assert first.fence < other.fence < second.fence
-    assert reported([process], "lease-lost") == {result.id: 1}
+    assert reported([process], EventName.LEASE_LOST) == {result.id: 1}
 
 
 @pytest.mark.slow
@@ -310,8 +310,8 @@ def test_a_body_is_put_back_three_times_then_its_loss_is_its_failure(
     fences = [run.fence for run in journal.runs("k")]
     assert len(fences) == 4
     assert fences == sorted(set(fences))
-    assert reported([process], "put-back", reason="lease lost") == {result.id: 3}
-    actions = re.findall(r"singleton lease-lost: .* action=(\S+)", process.log)
+    assert reported([process], EventName.PUT_BACK, reason="lease lost") == {result.id: 3}
+    actions = [event.fields["action"] for event in process.events(EventName.LEASE_LOST)]
     assert actions == ["interrupted,requeued"] * 3 + ["interrupted,failed"]
     assert journal.overlaps() == []
 
@@ -334,17 +334,17 @@ def test_a_body_lost_to_its_own_twin_leaves_the_twins_result_alone(
     keys.free(loss.late.lock_key("k"))
     RedisBroker(redis_client).deliver_again(result.id)
     journal.wait_for_starts(2, key="k")
-    process.wait_for_log("singleton (dropped|put-back): .*lost to its own twin")
+    process.wait_for_event(EventName.DROPPED, EventName.PUT_BACK, reason="lost to its own twin")
     lost, twin = journal.runs("k")
     assert lost.error == "LeaseInterrupt"
     assert result.get(timeout=30) == {"fence": twin.fence, "lost": False, "retries": 0}
     journal.wait_for_ends(2, key="k")
     # The loser wrote nothing later. A twin that runs on may die yet, so a copy waited for its end.
     if twin_seconds:
-        assert reported([process], "put-back", reason="lost to its own twin")
-        process.wait_for_log(rf"singleton dropped: .*{result.id}.* reason=done")
+        assert reported([process], EventName.PUT_BACK, reason="lost to its own twin")
+        process.wait_for_event(EventName.DROPPED, task_id=result.id, reason="done")
     else:
-        assert not reported([process], "put-back")
+        assert not reported([process], EventName.PUT_BACK)
     assert result.state == "SUCCESS"
     # Its result is there some milliseconds before its key is free.
     keys.wait_until_free(loss.late.lock_key("k"))
@@ -445,7 +445,7 @@ def test_a_renewal_that_comes_late_shortens_neither_a_cooling_key_nor_a_reservat
         assert keys.record(record.key).ttl > longest - age - SLACK - 1
     assert is_skipped(loss.early.delay("cooling0", "sleep", 0).get(timeout=30))
     assert is_skipped(loss.early.delay("returning0", "sleep", 0).get(timeout=30))
-    assert not reported([process], "lease-lost")
+    assert not reported([process], EventName.LEASE_LOST)
 
 
 @pytest.mark.slow

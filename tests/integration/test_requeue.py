@@ -7,10 +7,12 @@ from uuid import uuid4
 import pytest
 
 from celery_singleton_lock import hold
+from celery_singleton_lock.core.events import EventName
 from tests.harness.deliveries import RedisBroker
 from tests.harness.journal import overlaps
+from tests.harness.keys import EVERY_NAME
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, put_back, wait_until
+from tests.integration.stage import Stage, wait_until
 
 APP = "tests.apps.headers"
 SLOW = pytest.mark.slow
@@ -20,11 +22,6 @@ WAYS = ["apply_async", "with headers", "signature", "send_task", "send_task with
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=4)
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
 
 
 def runs(stage: Stage, name: str) -> list[str]:
@@ -68,7 +65,7 @@ def test_what_was_put_back_can_requeue_itself_too(
         result = stage.app.again_late.apply_async(
             (name, 2, how), singleton={"on_conflict": stage.app.SOON}
         )
-        worker.wait_for_log(put_back(result, 2))
+        worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
     assert result.get(timeout=20) == 0
     assert runs(stage, name) == [result.id] * 3
 
@@ -80,11 +77,11 @@ def test_a_message_that_could_not_be_sent_at_first_is_the_next_attempt(
 ) -> None:
     """Were the failure counted, it would be another call, which is skipped or has no claim."""
     result = stage.app.persistent_once.delay(name, 1, how, name)
-    worker.wait_for_log(rf'put-back: \S*\[{result.id}\] .*reason="?earlier')
+    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, reason="earlier")
     stage.open(name)
     wait_until(lambda: len(runs(stage, name)) == 2, "the second has run", 20)
     assert not overlap(stage, name)
-    wait_until(lambda: not stage.redis.keys(f"csl:*{name}*"), "nothing of it is left")
+    wait_until(lambda: not stage.redis.keys(f"{EVERY_NAME}{name}*"), "nothing of it is left")
 
 
 @pytest.mark.parametrize("task", ["plain_numbered", "numbered"])
@@ -113,7 +110,7 @@ def test_messages_sent_by_name_under_one_id_at_once_all_run(
     task_id = str(uuid4())
     for gate in (name, None, None):
         stage.app.app.send_task("again_late", (name, 0, "", gate), task_id=task_id)
-    worker.wait_for_log(rf"put-back: \S*\[{task_id}\]")
+    worker.wait_for_event(EventName.PUT_BACK, task_id=task_id)
     stage.open(name)
     wait_until(lambda: len(runs(stage, name)) == 3, "all three have run")
     assert not overlap(stage, name)
@@ -136,7 +133,12 @@ def test_what_a_redelivered_plain_task_publishes_again_is_dropped(
     stage.app.dispatch.apply_async((name, how, name), task_id=name)
     wait_until(lambda: len(runs(stage, name)) == 1, "what it published first has run", 20)
     RedisBroker(stage.redis).deliver_again(name)
-    worker.wait_for_log(rf"dropped: late\[{name}\S*\] .*reason=done")
+
+    def is_dropped() -> bool:
+        dropped = worker.events(EventName.DROPPED, reason="done")
+        return any(one.task == "late" and one.task_id.startswith(name) for one in dropped)
+
+    wait_until(is_dropped, "the copy is dropped")
     assert len(runs(stage, name)) == 1
     stage.open(name)
 
@@ -147,10 +149,10 @@ def test_a_late_copy_of_a_message_that_requeued_itself_is_dropped(
     result = stage.app.again_late.delay(name, 1, "apply_async", name)
     stage.journal.wait_for_starts(1, key=name)
     RedisBroker(stage.redis).deliver_again(result.id)
-    worker.wait_for_log(rf"put-back: \S*\[{result.id}\] .*reason=delivered-twice")
+    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, reason="delivered-twice")
     stage.open(name)
     assert result.get(timeout=20) == 0
-    worker.wait_for_log(rf"dropped: \S*\[{result.id}\]")
+    worker.wait_for_event(EventName.DROPPED, task_id=result.id)
     assert runs(stage, name) == [result.id] * 2
 
 
@@ -160,4 +162,4 @@ def test_a_claim_stays_with_a_task_that_requeues_itself(
     result = stage.app.once_late.delay(name, 2, "apply_async")
     assert result.get(timeout=20) == 0
     assert runs(stage, name) == [result.id] * 3
-    wait_until(lambda: not stage.redis.keys(f"csl:*{name}*"), "nothing of it is left")
+    wait_until(lambda: not stage.redis.keys(f"{EVERY_NAME}{name}*"), "nothing of it is left")

@@ -18,9 +18,12 @@ import pytest
 import redis
 
 from celery_singleton_lock import is_skipped
+from celery_singleton_lock.core.events import EventName
+from celery_singleton_lock.runtime import Runtime
 from tests.apps.gate import Gate
 from tests.harness.deliveries import RedisBroker, reported, wait_until
 from tests.harness.journal import Journal, most_at_once
+from tests.harness.keys import EVERY_NAME
 from tests.harness.processes import ROOT
 from tests.harness.rabbit import RabbitServer
 from tests.harness.ticks import Ticks, faults, longest_gap
@@ -137,15 +140,17 @@ def ran_by(journal: Journal, task_id: str) -> list[Path]:
 
 
 def claims(client: redis.Redis) -> list[str]:
-    return list(client.scan_iter("csl:*:claim|*"))
+    return list(client.scan_iter(f"{EVERY_NAME}:claim|*"))
 
 
 def left_behind(client: redis.Redis) -> list[str]:
     """The keys of leases, reservations, claims and wait queues; markers expire by themselves."""
     return [
         key
-        for key in client.scan_iter("csl:*")
-        if "}:done|" not in key and not key.endswith(("}:fence", ":0}:shards"))
+        for key in client.scan_iter(EVERY_NAME)
+        if "}:done|" not in key
+        and "}:ended|" not in key
+        and not key.endswith(("}:fence", "}:number", ":0}:shards"))
     ]
 
 
@@ -236,7 +241,7 @@ def test_a_crowd_of_both_versions_loses_nothing(
         assert not skipped or task == "work"
     assert_clean(journal, redis_client)
     assert all(most_at_once(journal.records(), f"pair {name}") <= 2 for name in "abc")
-    put_back = [set(reported([worker], "put-back")) for worker in workers]
+    put_back = [set(reported([worker], EventName.PUT_BACK)) for worker in workers]
     crossed = [
         {run.task_id for run in journal.runs() if Path(run.data["root"]) == reader} & copies
         for reader, copies in ((deploy.second, put_back[0]), (deploy.first, put_back[1]))
@@ -391,7 +396,9 @@ def test_copies_that_one_version_put_back_run_in_the_other(
     sent = [publisher.send(task, "k", queue="first") for publisher in publishers for task in tasks]
     # One of the two calls with a claim is the answer to the other.
     assert len(set(sent)) == len(tasks) + 2
-    wait_until(lambda: set(reported([before], "put-back")) == set(sent), "all were put back")
+    wait_until(
+        lambda: set(reported([before], EventName.PUT_BACK)) == set(sent), "all were put back"
+    )
     # Without a stream of results: a shutdown of Celery's pool in one may wait for its children for
     # half a minute or for ever, with locks or without.
     load_app(APP).app.control.cancel_consumer("first", destination=[before.hostname])
@@ -459,10 +466,10 @@ def test_a_message_delivered_again_to_the_other_version_waits_and_is_dropped(
     running.wait_for_log("no longer consuming|Canceling queue|[Cc]ancel")
     other = deploy.worker(deploy.second, concurrency=1)
     RedisBroker(redis_client).deliver_again(task_id)
-    other.wait_for_log(rf"put-back: \S+\[{task_id}\]")
+    other.wait_for_event(EventName.PUT_BACK, task_id=task_id)
     gates("gate")
     assert result(task_id) == str(deploy.first)
-    other.wait_for_log(rf"dropped: .*{task_id}.* reason=done")
+    other.wait_for_event(EventName.DROPPED, task_id=task_id, reason="done")
     assert ran_by(journal, task_id) == [deploy.first]
     assert_clean(journal, redis_client)
 
@@ -492,7 +499,7 @@ def test_a_release_hands_the_key_over_to_a_waiter_of_the_other_version(
 
 
 def waiting(client: redis.Redis) -> int:
-    queues = [key for key in client.scan_iter("csl:*:line|*") if not key.endswith("!")]
+    queues = [key for key in client.scan_iter(f"{EVERY_NAME}:line|*") if not key.endswith("!")]
     return sum(client.zcard(key) for key in queues)
 
 
@@ -513,13 +520,13 @@ def test_beats_of_both_versions_elect_one_leader_and_send_no_tick_twice(
     ticks.wait_for(2)
     for number, root in enumerate((deploy.second, deploy.first, deploy.second)):
         standby = start(root)
-        standby.wait_for_log("singleton standing-by")
+        standby.wait_for_event(EventName.STANDING_BY)
         if number == 1:
             leader.terminate()
             leader.wait()
         else:
             leader.kill_group()
-        standby.wait_for_log("singleton leading")
+        standby.wait_for_event(EventName.LEADING)
         ticks.wait_for(2)
         leader = standby
     sent = ticks.of()
@@ -561,3 +568,65 @@ def test_on_rabbitmq_the_other_version_runs_what_a_killed_worker_ran(
     assert all(finished(journal, task_id) == [False, True] for task_id in late)
     assert all(finished(journal, task_id)[-1:] == [True] for task_id in rivals)
     assert_no_key_left(journal, redis_client)
+
+
+@pytest.mark.parametrize("roots", ["deployed first"], indirect=True)
+@pytest.mark.parametrize("task", ["queued", "queued_late"])
+def test_calls_in_order_go_on_when_a_deployed_worker_has_run_the_first(
+    task: str,
+    deploy: Deploy,
+    journal: Journal,
+    redis_client: redis.Redis,
+    result: Callable[[str], Any],
+    load_app: Callable[..., ModuleType],
+) -> None:
+    """It does not tell the queue that the call has ended; a look asks the result backend."""
+    deploy.worker(deploy.first, queues=["first"])
+    deploy.worker(deploy.second, queues=["second"])
+    publisher = deploy.publisher(ROOT)
+    sent = [publisher.send(task, "a", queue=q) for q in ("first", "second", "second")]
+    assert result(sent[0]) == str(deploy.first)
+    module = load_app(APP)
+    key = getattr(module, task).lock_key("a")
+    wait_until(lambda: not redis_client.exists(key), "the lease is free")
+    assert ran_by(journal, sent[1]) == [], "the queue waits for a look"
+    look_now(module, task)
+    assert [ran_by(journal, one) for one in sent if result(one)] == [
+        [deploy.first],
+        [deploy.second],
+        [deploy.second],
+    ]
+    assert_clean(journal, redis_client)
+
+
+@pytest.mark.parametrize("roots", ["deployed first"], indirect=True)
+@pytest.mark.parametrize(("task", "runs_again"), [("queued", True), ("queued_late", False)])
+def test_a_call_in_order_without_a_result_may_run_again_after_a_deployed_worker_has_run_it(
+    task: str,
+    runs_again: bool,
+    deploy: Deploy,
+    journal: Journal,
+    redis_client: redis.Redis,
+    result: Callable[[str], Any],
+    load_app: Callable[..., ModuleType],
+) -> None:
+    """The marker of its message is left if that is acknowledged late."""
+    deployed = deploy.worker(deploy.first, queues=["first"])
+    publisher = deploy.publisher(ROOT)
+    first = publisher.send(task, "a", queue="first", ignore_result=True)
+    second = publisher.send(task, "a", queue="first")
+    journal.wait_for_ends(1)
+    deployed.terminate()
+    deployed.wait()
+    deploy.worker(deploy.second, queues=["first"])
+    look_now(load_app(APP), task)
+    assert result(second) == str(deploy.second)
+    assert ran_by(journal, first) == [deploy.first, *([deploy.second] if runs_again else [])]
+    assert_clean(journal, redis_client)
+
+
+def look_now(module: ModuleType, task: str) -> None:
+    """Have a worker look at the queue of the key ``a``, without a wait for the deadline."""
+    calls = Runtime.of(module.app).store.call_queue
+    assert calls
+    calls.defer(getattr(module, task).lock_key("a"), seconds=0.0, timeout=5.0)

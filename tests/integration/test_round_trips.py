@@ -15,8 +15,10 @@ import pytest
 import redis
 
 from celery_singleton_lock import is_skipped
+from celery_singleton_lock.core.events import EventName
 from example_project.private_server import PrivateServer
 from tests.harness.journal import Journal, Record
+from tests.harness.keys import EVERY_NAME
 from tests.harness.processes import ROOT, Process
 from tests.harness.worker import CeleryWorker
 
@@ -63,7 +65,7 @@ def counted(environment: dict[str, str]) -> Iterator[Counted]:
 
 
 def released(records: list[Record]) -> int:
-    return len([record for record in records if record.data.get("text") == "released"])
+    return len([record for record in records if record.data.get("text") == EventName.RELEASED])
 
 
 def warm(worker: StartWorker, pools: ModuleType, journal: Journal, counted: Counted) -> None:
@@ -192,7 +194,7 @@ def test_a_thousand_leases_cost_one_thread_and_a_pipeline_every_third_of_the_ttl
     process.terminate()
     assert process.wait_for_log("lost .*").group() == "lost 0"
     assert process.wait() == 0
-    assert counted.client.keys("csl:*:many:*") == []
+    assert counted.client.keys(f"{EVERY_NAME}:many:*") == []
 
 
 def pipelines_of(stream: Iterator[Renewal], count: int) -> list[list[Renewal]]:

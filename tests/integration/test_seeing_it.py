@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +34,7 @@ from celery_singleton_lock.testing import SingletonStore, hold_lock, lose_lease
 from example_project.private_server import PrivateServer
 from tests.harness.journal import Journal, Record
 from tests.harness.listener import listening
+from tests.harness.log import read_event
 from tests.harness.worker import CeleryWorker
 
 POOLS = "tests.apps.pools"
@@ -80,7 +80,7 @@ Log = Callable[[], list[logging.LogRecord]]
 def test_each_event_is_one_structured_line(work: Any, log: Log) -> None:
     task_id = work.delay("ann").get()
     acquired, released = log()
-    for record, event in ((acquired, "acquired"), (released, "released")):
+    for record, event in ((acquired, EventName.ACQUIRED), (released, EventName.RELEASED)):
         assert record.levelno == logging.DEBUG
         fields = vars(record)
         assert fields["singleton_event"] == event
@@ -99,13 +99,14 @@ def test_a_skip_names_the_holder_at_info(work: Any, log: Log) -> None:
         result = work.delay("ann")
         [line] = log()[before:]
     assert line.levelno == logging.INFO
-    assert vars(line)["singleton_event"] == "conflict"
+    assert vars(line)["singleton_event"] == EventName.CONFLICT
     assert vars(line)["singleton_task_id"] == result.id
     assert vars(line)["singleton_holder"] == str(lease.holder)
     assert vars(line)["singleton_data"]["outcome"] == "skip"
-    expected = f"singleton conflict: work[{result.id}] key={lease.key} outcome=skip"
-    assert line.getMessage().startswith(expected)
-    assert line.getMessage().endswith(f'holder="{lease.holder}"')
+    read = read_event(line.getMessage())
+    assert read is not None
+    assert (read.name, read.task, read.task_id) == (EventName.CONFLICT, "work", result.id)
+    assert read.has(key=lease.key, outcome="skip", holder=lease.holder)
 
 
 @pytest.mark.parametrize("outcome", Outcome)
@@ -133,7 +134,10 @@ def test_a_waiting_call_is_logged_once_with_the_holder(work: Any, log: Log) -> N
         assert isinstance(result.result, LockConflict)
         waits, gives_up = log()[before:]
     assert vars(waits)["singleton_holder"] == str(lease.holder)
-    assert waits.getMessage().startswith(f"singleton conflict: work[{result.id}] key={lease.key}")
+    read = read_event(waits.getMessage())
+    assert read is not None
+    assert (read.name, read.task, read.task_id) == (EventName.CONFLICT, "work", result.id)
+    assert read.has(key=lease.key)
     assert [vars(line)["singleton_data"]["outcome"] for line in (waits, gives_up)] == [
         "wait",
         "raise",
@@ -143,7 +147,7 @@ def test_a_waiting_call_is_logged_once_with_the_holder(work: Any, log: Log) -> N
 def test_a_loss_is_a_warning_with_its_reason(work: Any, log: Log) -> None:
     work.delay("ann", lose=True).get()
     [line] = [record for record in log() if record.levelno >= logging.WARNING]
-    assert vars(line)["singleton_event"] == "lease-lost"
+    assert vars(line)["singleton_event"] == EventName.LEASE_LOST
     assert vars(line)["singleton_data"]["reason"] == "gone"
 
 
@@ -161,7 +165,7 @@ def test_a_loss_that_the_body_s_own_check_sees_first_is_reported_and_is_its_erro
     assert error.reason == "expired"
     assert "was lost" in str(error)
     [line] = [record for record in log() if record.levelno >= logging.WARNING]
-    assert vars(line)["singleton_event"] == "lease-lost"
+    assert vars(line)["singleton_event"] == EventName.LEASE_LOST
     assert vars(line)["singleton_task_id"] == result.id
 
 
@@ -172,7 +176,7 @@ def test_a_release_that_fails_is_a_warning_and_no_error(
     app.conf.singleton_lock_url = private_redis.url()
     with hold("ann", scope="work", ttl=3, app=app):
         private_redis.kill()
-    [line] = [r for r in log() if vars(r).get("singleton_event") == "release-failed"]
+    [line] = [r for r in log() if vars(r).get("singleton_event") == EventName.RELEASE_FAILED]
     assert line.levelno == logging.WARNING
     assert "the store doesn't answer" in vars(line)["singleton_data"]["error"]
     assert vars(line)["singleton_data"]["frees_in"] == 3
@@ -196,14 +200,17 @@ def test_a_worker_logs_a_skip_and_a_put_back(
     first = pools.brief.delay("k", until_open=True)
     [start] = journal.wait_for_starts(1, key="k")
     skipped = pools.brief.delay("k")
-    holder = re.escape(f"{POOLS}.brief[{first.id}] on {process.hostname} (pid {start.pid})")
-    key = re.escape(pools.brief.lock_key("k"))
-    process.wait_for_log(
-        rf"INFO.*singleton conflict: .*brief\[{skipped.id}\] key={key} outcome=skip"
-        rf' .*holder="{holder}"$'
+    holder = f"{POOLS}.brief[{first.id}] on {process.hostname} (pid {start.pid})"
+    key = pools.brief.lock_key("k")
+    skip = process.wait_for_event(
+        EventName.CONFLICT, task_id=skipped.id, key=key, outcome="skip", holder=holder
     )
     waiting = pools.brief.apply_async(("k",), singleton={"on_conflict": "retry"})
-    process.wait_for_log(rf"INFO.*singleton put-back: .*brief\[{waiting.id}\] key={key} delay=")
+    put_back = process.wait_for_event(EventName.PUT_BACK, task_id=waiting.id, key=key)
+    assert float(put_back.fields["delay"]) > 0
+    for event in (skip, put_back):
+        assert event.task == f"{POOLS}.brief"
+        assert ": INFO/" in event.line
     pools.gate("k").touch()
     assert not is_skipped(waiting.get(timeout=20))
 
@@ -234,13 +241,13 @@ def test_signals_are_sent_in_the_order_of_a_run(work: Any) -> None:
     with receiving(*EVERY) as seen:
         task_id = work.delay("ann").get()
         assert [(sender, str(event.name)) for sender, event in seen] == [
-            ("work", "acquired"),
-            ("work", "released"),
+            ("work", EventName.ACQUIRED),
+            ("work", EventName.RELEASED),
         ]
         assert {event.task_id for _, event in seen} == {task_id}
         seen.clear()
         work.delay("ann", lose=True).get()
-        assert [str(event.name) for _, event in seen] == ["acquired", "lease-lost"]
+        assert [str(event.name) for _, event in seen] == [EventName.ACQUIRED, EventName.LEASE_LOST]
 
 
 def test_a_conflict_s_signal_names_the_other_holder(work: Any) -> None:
@@ -286,9 +293,10 @@ def test_the_signals_of_a_worker_are_sent_where_things_happen(
     def named(records: list[Record], text: str) -> list[Record]:
         return [record for record in records if record.data.get("text") == text]
 
-    journal.wait_for(lambda records: named(records, "released"))
+    journal.wait_for(lambda records: named(records, EventName.RELEASED))
     [acquired], [conflict], [released] = (
-        named(journal.records(), text) for text in ("acquired", "conflict", "released")
+        named(journal.records(), text)
+        for text in (EventName.ACQUIRED, EventName.CONFLICT, EventName.RELEASED)
     )
     [run] = journal.runs("k")
     assert (acquired.pid, acquired.task_id) == (run.pid, first.id)

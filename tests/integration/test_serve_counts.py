@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import inspection, is_skipped
+from celery_singleton_lock.core.events import EventName
 from example_project.private_server import PrivateServer
 from tests.harness.bodies import power_cut
 from tests.harness.deliveries import wait_until
@@ -23,16 +23,15 @@ POOLS = "tests.apps.pools"
 BRIEF, INTERRUPTIBLE = f"{POOLS}.brief", f"{POOLS}.interruptible"
 # Each counter of events that a worker logs at INFO or above: the event, and the field of its label.
 LOGGED = {
-    "conflicts_total": ("conflict", "outcome"),
-    "losses_total": ("lease-lost", "reason"),
-    "release_failures_total": ("release-failed", ""),
-    "freed_total": ("freed", ""),
-    "put_backs_total": ("put-back", "reason"),
-    "drops_total": ("dropped", "reason"),
-    "store_failures_total": ("store-unreachable", ""),
-    "store_recoveries_total": ("store-back", ""),
+    "conflicts_total": (EventName.CONFLICT, "outcome"),
+    "losses_total": (EventName.LEASE_LOST, "reason"),
+    "release_failures_total": (EventName.RELEASE_FAILED, ""),
+    "freed_total": (EventName.FREED, ""),
+    "put_backs_total": (EventName.PUT_BACK, "reason"),
+    "drops_total": (EventName.DROPPED, "reason"),
+    "store_failures_total": (EventName.STORE_UNREACHABLE, ""),
+    "store_recoveries_total": (EventName.STORE_BACK, ""),
 }
-LINE = re.compile(r"singleton ([a-z-]+): (?:([\w.]+)\[[^]]*\] )?(.*)")
 
 
 def counted(server: ServeProcess) -> dict[str, Counter[tuple[str, str]]]:
@@ -49,17 +48,13 @@ def counted(server: ServeProcess) -> dict[str, Counter[tuple[str, str]]]:
 
 def logged(workers: list[CeleryWorker]) -> dict[str, Counter[tuple[str, str]]]:
     """The same, from the lines of the workers' logs."""
-    events: Counter[tuple[str, str, str]] = Counter()
-    labels = dict(LOGGED.values())
-    for match in filter(None, (LINE.search(line) for worker in workers for line in worker.lines)):
-        event, task, fields = match.groups(default="")
-        if event in labels:
-            value = re.search(rf'\b{labels[event]}=(?:"([^"]*)"|(\S+))', fields)
-            label = (value[1] or value[2]) if labels[event] and value else ""
-            events[event, task, label] += 1
     return {
-        name: Counter({(t, lab): n for (e, t, lab), n in events.items() if e == event})
-        for name, (event, _) in LOGGED.items()
+        name: Counter(
+            (one.task, one.fields.get(label, ""))
+            for worker in workers
+            for one in worker.events(event)
+        )
+        for name, (event, label) in LOGGED.items()
     }
 
 

@@ -14,6 +14,7 @@ import redis
 from celery_singleton_lock import hold
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import Acquire
+from celery_singleton_lock.message.values import skipped_value
 from celery_singleton_lock.runtime import Runtime
 from tests.conftest import missing
 from tests.harness.app_module import fresh_module
@@ -169,8 +170,24 @@ def test_a_task_is_found_by_its_id(page: Page, app: Any) -> None:
     page.wait_for_no_row("page:found-1")
     page.wait_for_row("page:found-2", "page.task", "id-found-2")
     page.type("search", "id-of-no-task")
-    wait_until(lambda: "singleton explain" in page.text("summary"), "the hint")
+    wait_until(lambda: "ask below why it ran" in page.text("summary"), "the hint")
     assert page.rows == []
+
+
+def test_it_says_why_a_task_did_not_run(page: Page, app: Any) -> None:
+    page.type("why-id", f"{HOSTILE}unknown")
+    page.element("why-ask").click()
+    wait_until(lambda: "unknown" in page.text("why-answer").splitlines(), "an answer", 30)
+    assert f"Nothing is known of {HOSTILE}unknown" in page.text("why-answer")
+    assert page.run("return window.hacked") is None
+    task_id = f"skipped-{secrets.token_hex(4)}"
+    holder = Holder(task="page.task", task_id="the-holder", worker="w@host")
+    value = skipped_value("page.task", "page:k", holder)
+    app.backend.store_result(task_id, value, "SUCCESS")
+    page.type("why-id", task_id)
+    page.element("why-ask").click()
+    text = "because page.task[the-holder] on w@host held page:k"
+    wait_until(lambda: text in page.text("why-answer"), "the reason", 30)
 
 
 def test_a_release_needs_the_token_and_a_confirmation(page: Page, app: Any) -> None:

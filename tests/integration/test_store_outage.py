@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 import redis
 
+from celery_singleton_lock.core.events import EventName
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import wait_until
 from tests.harness.journal import Journal, events
@@ -76,8 +77,8 @@ def test_a_task_whose_store_is_down_is_neither_run_nor_lost(
     private_redis.kill() if outage == "killed" else private_redis.pause()
     results = [loss.early.delay("early", "sleep", 0), loss.late.delay("late", "sleep", 0)]
     for result in results:
-        process.wait_for_log(rf"singleton store-unreachable: \S+\[{result.id}\]")
-        process.wait_for_log(rf"singleton put-back: \S+\[{result.id}\] .*reason=store")
+        process.wait_for_event(EventName.STORE_UNREACHABLE, task_id=result.id)
+        process.wait_for_event(EventName.PUT_BACK, task_id=result.id, reason="store")
     assert journal.records() == []
     private_redis.start() if outage == "killed" else private_redis.resume()
     assert [result.get(timeout=30)["lost"] for result in results] == [False, False]
@@ -97,7 +98,7 @@ def test_a_message_that_only_the_child_has_outlives_store_and_broker(
     process = worker(LOSS)
     result = load_app(LOSS).cut.delay("k", cut_before=private_redis.pid)
     # The child killed the server after the broker had let go of the message, and has to keep it.
-    process.wait_for_log("singleton store-unreachable")
+    process.wait_for_event(EventName.STORE_UNREACHABLE)
     process.wait_for_log("could not requeue")
     assert said(journal, "cut")
     assert journal.runs() == []
@@ -132,7 +133,7 @@ def test_a_result_stands_though_the_store_is_down_at_the_release(
     following = loss.early.si("following", "sleep", 0) if link else None
     result = loss.cut.apply_async(("k",), {"cut_after": private_redis.pid}, link=following)
     assert not result.get(timeout=30)["lost"]
-    process.wait_for_log("singleton release-failed")
+    process.wait_for_event(EventName.RELEASE_FAILED)
     assert result.state == "SUCCESS"
     private_redis.kill()  # it is dead; this reaps it
     private_redis.start()
@@ -225,7 +226,7 @@ def test_without_the_interruption_the_emptied_store_lets_bodies_overlap(
     journal.wait_for_starts(key="k")
     private_redis.restart(keep_data=False)
     loss.competitor.delay("k", "sleep", 0.2).get(timeout=30)
-    process.wait_for_log(rf"singleton lease-lost: \S+\[{first.id}\]")
+    process.wait_for_event(EventName.LEASE_LOST, task_id=first.id)
     journal.note("go on")
     assert first.get(timeout=30)["lost"]
     assert journal.overlaps()
@@ -249,5 +250,5 @@ def test_the_leases_of_children_that_die_while_the_store_is_unresponsive_are_fre
     with redis.Redis.from_url(private_redis.url()) as client:
         keys = [crash.early.lock_key(name, "never") for name in names]
         wait_until(lambda: not client.exists(*keys), "their keys are free", timeout=20)
-    wait_until(lambda: process.log.count("singleton freed") == 4, "each release is reported")
+    wait_until(lambda: len(process.events(EventName.FREED)) == 4, "each release is reported")
     assert process.log.count("freed when the store answers") == 1

@@ -25,6 +25,7 @@ from celery_singleton_lock import (
     is_skipped,
     singleton_task,
 )
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.publish import publication
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer
@@ -32,7 +33,7 @@ from tests.harness.deliveries import RedisBroker
 from tests.harness.journal import most_at_once
 from tests.harness.processes import Process
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, put_back, wait_until
+from tests.integration.stage import Stage, wait_until
 
 APP = "tests.apps.unique"
 # No worker consumes it.
@@ -42,11 +43,6 @@ IDLE = "idle"
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=4)
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
 
 
 def queued(stage: Stage, queue: str = IDLE) -> list[dict[str, Any]]:
@@ -426,11 +422,11 @@ def test_a_message_delivered_again_is_no_duplicate_of_itself(
     one = getattr(stage.app, task)
     first = occupy(stage, one, name)
     RedisBroker(stage.redis).deliver_again(first.id)
-    worker.wait_for_log(put_back(first))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=first.id, sequence=1)
     stage.open(name)
     assert first.get(timeout=20) == name
     freed(stage, one, name)
-    worker.wait_for_log(rf"singleton dropped: \S+\[{first.id}\]")
+    worker.wait_for_event(EventName.DROPPED, task_id=first.id)
     assert claim(stage, one, name) is None
     assert ran(stage, name) == [first.id]
 
@@ -455,7 +451,7 @@ def test_a_message_that_is_put_back_keeps_its_claim(
     one = getattr(stage.app, task)
     occupy(stage, stage.app.blocker, name)
     first = one.delay(name)
-    worker.wait_for_log(put_back(first))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=first.id, sequence=1)
     assert one.delay(name).id == first.id
     record = claim(stage, one, name)
     assert str(record.phase) == "queued"
@@ -474,7 +470,7 @@ def test_options_of_the_call_survive_retry_put_back_and_redelivery(
     with hold(name, scope=late.name, app=stage.app.app):
         options = {"on_conflict": "retry", "unique_for": 777, "ttl": 33}
         first = late.apply_async((name,), singleton=options, queue="celery")
-        worker.wait_for_log(put_back(first))
+        worker.wait_for_event(EventName.PUT_BACK, task_id=first.id, sequence=1)
         record = claim(stage, late, name)
         assert 700 < record.ttl < 780
     assert first.get(timeout=20) == name
@@ -533,7 +529,7 @@ def test_a_put_back_that_is_reported_late_leaves_no_claim(stage: Stage, name: st
     assert second.get(timeout=20) == name
     freed(stage, stage.app.soon, name)
     stage.open(f"mark-{second.id}")
-    worker.wait_for_log(put_back(second))
+    worker.wait_for_event(EventName.PUT_BACK, task_id=second.id, sequence=1)
     assert claim(stage, stage.app.soon, name) is None
     worker.kill_group()
 
@@ -544,13 +540,12 @@ def test_a_link_published_twice_leaves_no_claim(
     # Its parent ran twice: its worker was killed before the acknowledgement. The second copy of the
     # link comes when the first has run, and is dropped.
     first = stage.app.once_late.apply_async((name,), queue=IDLE)
-    for _ in range(2):
-        lines = len(worker.lines)
-        publish_again(stage, first.id)
-        worker.wait_for_log(
-            rf"\[{first.id}\] (succeeded|.*dropped)|dropped: \S+\[{first.id}\]", since=lines
-        )
-        freed(stage, stage.app.once_late, name)
+    publish_again(stage, first.id)
+    worker.wait_for_log(rf"\[{first.id}\] succeeded")
+    freed(stage, stage.app.once_late, name)
+    publish_again(stage, first.id)
+    worker.wait_for_event(EventName.DROPPED, task_id=first.id)
+    freed(stage, stage.app.once_late, name)
     assert ran(stage, name) == [first.id]
 
 
@@ -563,7 +558,7 @@ def test_a_late_copy_of_an_attempt_leaves_the_claim_to_the_retry(
     for _ in range(2):
         publish_again(stage, first.id)
         wait_until(lambda: phase(stage, flaky, name) == "retrying", "it waits for its retry")
-    worker.wait_for_log(rf"dropped: \S+\[{first.id}\]")
+    worker.wait_for_event(EventName.DROPPED, task_id=first.id)
     assert phase(stage, flaky, name) == "retrying"
     assert flaky.delay(name).id == first.id
     assert first.get(timeout=20) == 1

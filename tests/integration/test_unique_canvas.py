@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from celery import chain, chord, group
@@ -13,6 +12,7 @@ from celery.exceptions import ChordError
 from celery_singleton_lock import is_skipped
 from celery_singleton_lock.publish import publication as publish_module
 from celery_singleton_lock.runtime import Runtime
+from tests.harness.keys import EVERY_NAME
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, wait_until
 
@@ -24,16 +24,11 @@ def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=4)
 
 
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
-
-
 @pytest.fixture(autouse=True)
 def no_claim_is_left(stage: Stage) -> Iterator[None]:
     yield
     store = Runtime.of(stage.app.app).store
-    wait_until(lambda: not list(store.scan("csl:*}:claim|*")), "no claim is left")
+    wait_until(lambda: not list(store.scan(f"{EVERY_NAME}}}:claim|*")), "no claim is left")
 
 
 def ran(stage: Stage, name: str) -> list[str]:

@@ -10,19 +10,19 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from celery import Celery, chain, group
 from celery.result import AsyncResult
 
 from celery_singleton_lock import OnConflict, claim_and_send, hold, is_skipped
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.deliveries import RedisBroker
 from tests.harness.processes import ROOT, Process, kill_process
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, open_stage, put_back, wait_until
+from tests.integration.stage import Stage, open_stage, wait_until
 from tests.integration.test_claim_ends import LEAVES, STAYS, consume, revoke, wait_for_starts
 
 APP = "tests.apps.claims"
@@ -36,11 +36,6 @@ LONG = {"unique": "until_expired", "unique_for": 600}
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=4)
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
 
 
 class Period:
@@ -170,7 +165,7 @@ def test_a_call_that_is_put_back_runs_in_its_own_period(
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
         call = period.call()
         before = period.stands()
-        worker.wait_for_log(put_back(call, 2))
+        worker.wait_for_event(EventName.PUT_BACK, task_id=call.id, sequence=2)
     assert call.get(timeout=SOON) == name
     assert period.stands() == before
 

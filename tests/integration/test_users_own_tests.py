@@ -35,6 +35,7 @@ from celery_singleton_lock.testing import (
     hold_lock,
     lose_lease,
 )
+from tests.harness.keys import EVERY_NAME
 from tests.harness.processes import ROOT
 
 UNREACHABLE = "redis://127.0.0.1:1/0"
@@ -130,6 +131,15 @@ def test_a_direct_call_takes_no_lock(celery_app: Celery) -> None:
         work("ann")
 
 
+def test_a_direct_retry_raises_what_celery_s_own_raises(celery_app: Celery) -> None:
+    @singleton_task(app=celery_app, bind=True, key="{name}", shared=False)
+    def again(self: Any, name: str) -> None:
+        raise self.retry()
+
+    with pytest.raises(Retry):
+        again("ann")
+
+
 def test_an_eager_call_is_skipped_while_its_key_is_held(celery_app: Celery) -> None:
     work = task_of(celery_app, key="{name}")
     with hold_lock(work, "ann") as lease:
@@ -142,7 +152,16 @@ def test_an_eager_call_is_skipped_while_its_key_is_held(celery_app: Celery) -> N
 
 
 @pytest.mark.parametrize(
-    "on_conflict", ["raise", "retry", OnConflict.wait(0), OnConflict.retry(delay=1)], ids=str
+    "on_conflict",
+    [
+        *("raise", "retry", "queue"),
+        *(
+            OnConflict.wait(0),
+            OnConflict.retry(delay=1),
+            OnConflict.cancel_running(within=0.1, timeout=0.2),
+        ),
+    ],
+    ids=str,
 )
 def test_a_conflict_that_can_not_wait_raises(celery_app: Celery, on_conflict: Any) -> None:
     work = task_of(celery_app, key="{name}", on_conflict=on_conflict)
@@ -270,7 +289,7 @@ each_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode["unique
 
 
 def claims(store: SingletonStore) -> list[str]:
-    return [record.key for record in store.store.scan("csl:*}:claim|*")]
+    return [record.key for record in store.store.scan(f"{EVERY_NAME}}}:claim|*")]
 
 
 @each_mode
@@ -488,6 +507,17 @@ def test_a_dead_holder_blocks_for_its_ttl_and_no_longer(
         assert not is_skipped(work.delay("ann"))
 
 
+def test_a_held_lock_has_the_ttl_of_its_task(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    work = task_of(celery_app, key="{name}", ttl=10)
+    with hold_lock(work, "ann"):
+        singleton_store.clock.advance(9)
+        assert is_skipped(work.delay("ann"))
+        singleton_store.clock.advance(2)
+        assert not is_skipped(work.delay("ann"))
+
+
 def test_waiting_costs_no_time_of_the_test(
     celery_app: Celery, singleton_store: SingletonStore
 ) -> None:
@@ -497,10 +527,12 @@ def test_waiting_costs_no_time_of_the_test(
         with pytest.raises(LockConflict, match="waiting for 30 s was not enough"):
             work.delay("ann").get()
         assert 30 <= singleton_store.clock.now() - begin < 32
-        # The holder is dead 60 s after its lease: a patient call has it then.
+        # The holder lives, and its lease is renewed while a call waits for longer than its ttl.
         patient: CallOptions = {"on_conflict": OnConflict.wait(timeout=300)}
+        with pytest.raises(LockConflict, match="waiting for 300 s was not enough"):
+            work.apply_async(("ann",), singleton=patient).get()
+        singleton_store.clock.advance(61)  # the holder is dead
         assert work.apply_async(("ann",), singleton=patient).get() == work.lock_key("ann")
-        assert 60 <= singleton_store.clock.now() - begin < 62
 
 
 def test_losing_a_lease_interrupts_the_body(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
@@ -17,11 +16,6 @@ from tests.integration.stage import Stage, wait_until
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=3)
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid4().hex[:12]
 
 
 def blocked(stage: Stage) -> int:

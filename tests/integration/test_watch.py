@@ -13,9 +13,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import redis
 
 from celery_singleton_lock import hold
+from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer
+from tests.harness.calls import Calls
 from tests.harness.processes import Process
 from tests.harness.terminal import Terminal
 
@@ -68,6 +71,20 @@ def test_a_terminal_shows_holders_come_and_go_and_survives_an_outage(
     assert terminal.output.rstrip().endswith("\x1b[?1049l"), "and gives it back"
     assert "\x1b[?25h" in terminal.output, "with the cursor"
     assert "Traceback" not in terminal.output
+
+
+def test_a_terminal_shows_the_progress_of_a_long_first_search(
+    environment: dict[str, str], private_redis: PrivateServer
+) -> None:
+    environment["LOCK_URL"] = private_redis.url(0)
+    with redis.Redis.from_url(private_redis.url(0)) as client:
+        for start in range(0, 300_000, 10_000):
+            client.mset({f"result-{number}": "{}" for number in range(start, start + 10_000)})
+    with Terminal(COMMAND, env=environment, columns=160) as terminal:
+        terminal.wait_for(r"redis://127\.0\.0\.1:\d+/0 +searched [\d,]+ pages of keys: 0 keys are")
+        terminal.wait_for("0 held, 0 claimed")
+        terminal.press_ctrl_c()
+        assert terminal.wait() == 0
 
 
 def test_a_terminal_is_given_back_at_sigterm_too(
@@ -135,6 +152,25 @@ def test_changes_are_also_json_with_the_number_of_waiting_clients(
     rows: list[Any] = [json.loads(line) for line in process.lines]
     assert rows[0]["token"] == str(lease.token)
     assert rows[-1] == {"at": rows[-1]["at"], "change": "gone", "key": lease.key}
+
+
+def test_a_call_that_waits_in_the_queue_of_a_key_is_a_change(
+    lines: Callable[..., Process], load_app: LoadApp
+) -> None:
+    app = load_app(POOLS).app
+    calls = Calls(Runtime.of(app).store)
+    calls.key = Runtime.of(app).keyspace.lock(BRIEF, "a")
+    process = lines()
+    first, second = calls.joined(2)
+    free = f"state=free task_id={first.task_id}"
+    process.wait_for_log(f"(held|changed) key={calls.key} {free} .*calls=2")
+    calls.begin(first)
+    process.wait_for_log(f"changed key={calls.key} state=running .*calls=1")
+    calls.end(first)
+    calls.begin(second)
+    process.wait_for_log(f"changed key={calls.key} state=running")
+    calls.end(second)
+    process.wait_for_log(f"gone key={calls.key}")
 
 
 def test_a_terminal_without_rich_gets_lines_and_the_name_of_the_extra(

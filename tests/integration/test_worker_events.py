@@ -14,10 +14,11 @@ from types import ModuleType
 import pytest
 
 from celery_singleton_lock import hold
+from celery_singleton_lock.core.events import EventName
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import wait_until
 from tests.harness.journal import Journal
-from tests.harness.listener import Listener, listening
+from tests.harness.listener import Listener, listening, type_of
 from tests.harness.processes import kill_process
 from tests.harness.worker import CeleryWorker
 
@@ -29,7 +30,10 @@ LoadApp = Callable[..., ModuleType]
 pytestmark = pytest.mark.slow
 
 
-ENDS = {f"singleton-{name}" for name in ("lease-lost", "release-failed", "freed")}
+ENDS = {
+    type_of(name): name
+    for name in (EventName.LEASE_LOST, EventName.RELEASE_FAILED, EventName.FREED)
+}
 
 
 def counted(listener: Listener) -> Counter[str]:
@@ -46,7 +50,7 @@ def ends_of(listener: Listener) -> dict[str, list[str]]:
     ends: dict[str, list[str]] = {}
     for event in listener.events:
         if event["type"] in ENDS:
-            ends.setdefault(event["lease"], []).append(event["type"].removeprefix("singleton-"))
+            ends.setdefault(event["lease"], []).append(ENDS[event["type"]])
     return ends
 
 
@@ -59,7 +63,7 @@ def seen_by_receivers(journal: Journal) -> dict[str, list[str]]:
     seen: dict[str, list[str]] = {}
     for record in journal.records():
         before = seen.setdefault(record.data.get("lease", ""), [])
-        if record.data.get("text") != "acquired" or "acquired" not in before:
+        if record.data.get("text") != EventName.ACQUIRED or EventName.ACQUIRED not in before:
             before.append(record.data.get("text", ""))
     seen.pop("", None)
     return seen
@@ -84,7 +88,7 @@ def test_each_lease_has_one_end_whatever_ends_it(
         first = tasks.newest.delay("newest")
         journal.wait_for_starts(1, key="newest")
         second = tasks.newest.delay("newest")
-        listener.wait_for("singleton-cancelled", uuid=first.id)
+        listener.wait_for(EventName.CANCELLED, uuid=first.id)
         (tasks.gate("newest")).touch()
         second.get(timeout=30)
         tasks.holds.delay("holds", 20).get(timeout=30)
@@ -92,10 +96,10 @@ def test_each_lease_has_one_end_whatever_ends_it(
         revoked = body.delay("revoked", "wait")
         journal.wait_for_starts(1, key="revoked")
         revoked.revoke(terminate=True)
-        listener.wait_for("singleton-freed", uuid=hangs.id)
+        listener.wait_for(EventName.FREED, uuid=hangs.id)
 
         def is_released(name: str) -> bool:
-            notes = [r for r in journal.records() if r.data.get("text") == "released"]
+            notes = [r for r in journal.records() if r.data.get("text") == EventName.RELEASED]
             return any(note.key.endswith(f":{name}") for note in notes)
 
         wait_until(lambda: is_released("revoked"), "the revoked body's lease is released")
@@ -103,14 +107,14 @@ def test_each_lease_has_one_end_whatever_ends_it(
         body.delay("awaited", "wait")
         [start] = journal.wait_for_starts(1, key="awaited")
         waits = body.apply_async(("awaited",), singleton={"on_conflict": "wait"})
-        listener.wait_for("singleton-conflict", uuid=waits.id)
+        listener.wait_for(EventName.CONFLICT, uuid=waits.id)
         kill_process(start.pid)
         waits.get(timeout=30)
         # A loss: the store is emptied under a body.
         lost = body.delay("lost", "wait")
         journal.wait_for_starts(1, key="lost")
         private_redis.restart(keep_data=False)
-        listener.wait_for("singleton-lease-lost", uuid=lost.id, reason="gone")
+        listener.wait_for(EventName.LEASE_LOST, uuid=lost.id, reason="gone")
         # An outage: the release of one body finds no store, and so does that of a dead child.
         mute = body.delay("mute", "wait")
         dies = body.delay("dies", "wait")
@@ -119,14 +123,14 @@ def test_each_lease_has_one_end_whatever_ends_it(
         private_redis.pause()
         kill_process(start.pid)
         tasks.gate("mute").touch()
-        listener.wait_for("singleton-release-failed", uuid=dies.id)
+        listener.wait_for(EventName.RELEASE_FAILED, uuid=dies.id)
         wait_until(lambda: len(reported(listener, mute.id)) == 1, "the release of the body fails")
         private_redis.resume()
         body.delay("after").get(timeout=30)
         grants = 5 + 5 + 3 + 2 + 1 + 20 + 2 + 2 + 1 + 2 + 1
 
         def settled() -> bool:
-            ended = counted(listener)["released"] + len(ends_of(listener))
+            ended = counted(listener)[EventName.RELEASED] + len(ends_of(listener))
             return ended >= grants and all(
                 len(one) > 1 for one in seen_by_receivers(journal).values()
             )
@@ -136,23 +140,25 @@ def test_each_lease_has_one_end_whatever_ends_it(
         assert {len(one) for one in ends.values()} == {1}
         seen = seen_by_receivers(journal)
         assert len(seen) == grants
-        assert {lease: one for lease, one in seen.items() if one != ["acquired", "released"]} == {
-            lease: ["acquired", *end] for lease, end in ends.items()
-        }
-        released = counted(listener)["released"]
+        assert {
+            lease: one
+            for lease, one in seen.items()
+            if one != [EventName.ACQUIRED, EventName.RELEASED]
+        } == {lease: [EventName.ACQUIRED, *end] for lease, end in ends.items()}
+        released = counted(listener)[EventName.RELEASED]
         assert released == grants - len(ends) >= 5 + 5 + 2 + 1 + 20 + 1
-        assert counted(listener)["acquired"] >= grants
+        assert counted(listener)[EventName.ACQUIRED] >= grants
         number = Counter(one[0] for one in ends.values())
-        assert number["freed"] >= 3 + 1 + 1
-        assert number["lease-lost"] >= 1
-        assert number["release-failed"] >= 1
+        assert number[EventName.FREED] >= 3 + 1 + 1
+        assert number[EventName.LEASE_LOST] >= 1
+        assert number[EventName.RELEASE_FAILED] >= 1
         assert {event["hostname"] for event in listener.events if "lease" in event} == {
             process.hostname
         }
 
 
 def reported(listener: Listener, task_id: str) -> list[str]:
-    names = ("singleton-release-failed", "singleton-lease-lost")
+    names = (EventName.RELEASE_FAILED, EventName.LEASE_LOST)
     return [event["type"] for name in names for event in listener.of(name, uuid=task_id)]
 
 
@@ -162,10 +168,10 @@ def test_a_killed_child_loses_no_event_that_it_has_emitted(
     tasks = load_app(APP)
     with listening(tasks.app, worker, APP, concurrency=1) as (listener, _):
         killed = tasks.holds.delay("k", 200, "", "killed")
-        listener.wait_for("singleton-freed", uuid=killed.id)
-        wait_until(lambda: counted(listener)["acquired"] >= 201, "the counts arrive")
-        assert counted(listener) == {"acquired": 201, "released": 200}
-        assert list(ends_of(listener).values()) == [["freed"]]
+        listener.wait_for(EventName.FREED, uuid=killed.id)
+        wait_until(lambda: counted(listener)[EventName.ACQUIRED] >= 201, "the counts arrive")
+        assert counted(listener) == {EventName.ACQUIRED: 201, EventName.RELEASED: 200}
+        assert list(ends_of(listener).values()) == [[EventName.FREED]]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
@@ -193,9 +199,11 @@ def test_an_unresponsive_broker_delays_no_lock_and_gets_the_events_later(
         private_redis.resume()
         number = result.get(timeout=30)
         wait_until(
-            lambda: counted(listener)["released"] >= number + 1, "all events arrive", timeout=30
+            lambda: counted(listener)[EventName.RELEASED] >= number + 1,
+            "all events arrive",
+            timeout=30,
         )
-        assert counted(listener) == {"acquired": number + 1, "released": number + 1}
+        assert counted(listener) == {EventName.ACQUIRED: number + 1, EventName.RELEASED: number + 1}
         assert not ends_of(listener)
         assert not listener.of("singleton-events-dropped")
 
@@ -210,8 +218,8 @@ def test_a_warm_shutdown_sends_what_was_emitted(
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 0
         listener.wait_for("worker-offline", hostname=process.hostname)
-        wait_until(lambda: counted(listener)["released"] >= 501, "all events arrive")
-        assert counted(listener) == {"acquired": 501, "released": 501}
+        wait_until(lambda: counted(listener)[EventName.RELEASED] >= 501, "all events arrive")
+        assert counted(listener) == {EventName.ACQUIRED: 501, EventName.RELEASED: 501}
 
 
 @pytest.mark.parametrize(
@@ -234,8 +242,8 @@ def test_the_last_release_of_a_process_that_ends_is_counted(
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 0
         listener.wait_for("worker-offline", hostname=process.hostname)
-        wait_until(lambda: counted(listener)["released"] >= 9, "all releases are counted")
-        assert counted(listener) == {"acquired": 9, "released": 9}
+        wait_until(lambda: counted(listener)[EventName.RELEASED] >= 9, "all releases are counted")
+        assert counted(listener) == {EventName.ACQUIRED: 9, EventName.RELEASED: 9}
         assert not ends_of(listener)
 
 
@@ -246,8 +254,8 @@ def test_an_idle_worker_s_last_release_is_counted_long_before_the_next_renewal(
     tasks = load_app(APP)
     with listening(tasks.app, worker, APP, concurrency=1) as (listener, _):
         tasks.body.delay("k").get(timeout=30)
-        wait_until(lambda: counted(listener)["released"] == 1, "the release is counted")
-        assert counted(listener) == {"acquired": 1, "released": 1}
+        wait_until(lambda: counted(listener)[EventName.RELEASED] == 1, "the release is counted")
+        assert counted(listener) == {EventName.ACQUIRED: 1, EventName.RELEASED: 1}
 
 
 def test_monitors_of_earlier_versions_get_an_event_for_each_that_is_counted(
@@ -257,9 +265,9 @@ def test_monitors_of_earlier_versions_get_an_event_for_each_that_is_counted(
     with listening(tasks.app, worker, APP, concurrency=1) as (listener, _):
         tasks.holds.delay("k", 20).get(timeout=30)
         tasks.body.delay("k").get(timeout=30)
-        wait_until(lambda: counted(listener)["released"] >= 22, "all events arrive")
-        for name in ("acquired", "released"):
-            copies = listener.of(f"singleton-{name}")
+        wait_until(lambda: counted(listener)[EventName.RELEASED] >= 22, "all events arrive")
+        for name in (EventName.ACQUIRED, EventName.RELEASED):
+            copies = listener.of(name)
             assert Counter(copy["name"] for copy in copies) == {
                 "": 20,
                 f"{APP}.holds": 1,
@@ -279,16 +287,16 @@ def test_remote_control_switches_the_events_on_and_off(
 
         def is_counted() -> bool:
             nonlocal run
-            before, run = counted(listener)["acquired"], run + 1
+            before, run = counted(listener)[EventName.ACQUIRED], run + 1
             tasks.body.delay("k").get(timeout=30)
             try:
-                wait_until(lambda: counted(listener)["acquired"] > before, "", timeout=3)
+                wait_until(lambda: counted(listener)[EventName.ACQUIRED] > before, "", timeout=3)
             except AssertionError:
                 return False
             return True
 
         wait_until(is_counted, "the worker sends events", timeout=30)
-        assert counted(listener)["acquired"] <= run, "the one before is not counted"
+        assert counted(listener)[EventName.ACQUIRED] <= run, "the one before is not counted"
         tasks.app.control.disable_events(destination=[process.hostname], reply=True)
         wait_until(lambda: not is_counted(), "the worker sends no events", timeout=30)
 
@@ -305,16 +313,19 @@ def test_an_outage_and_its_end_are_events(
         tasks.body.delay("before").get(timeout=30)
         private_redis.stop()
         result = tasks.body.delay("k")
-        event = listener.wait_for("singleton-store-unreachable", uuid=result.id)
+        event = listener.wait_for(EventName.STORE_UNREACHABLE, uuid=result.id)
         assert (event["action"], event["name"]) == ("requeued", f"{APP}.body")
         assert event["store"].endswith(f":{private_redis.port}/0")
         private_redis.start()
         result.get(timeout=60)
-        back = listener.wait_for("singleton-store-back")
+        back = listener.wait_for(EventName.STORE_BACK)
         assert back["store"] == event["store"]
         assert back["lasted"] > 0
-        process.wait_for_log(r"WARNING.*singleton store-back: key=\S+ store=\S+ lasted=[\d.]+$")
-        assert process.log.count("singleton store-back") == 1
+        logged = process.wait_for_event(EventName.STORE_BACK, store=back["store"])
+        assert "WARNING" in logged.line
+        assert (logged.task, logged.task_id) == ("", "")
+        assert logged.fields.keys() == {"key", "store", "lasted"}
+        assert len(process.events(EventName.STORE_BACK)) == 1
 
 
 def test_acquired_has_the_time_that_it_waited(
@@ -325,11 +336,11 @@ def test_acquired_has_the_time_that_it_waited(
         with hold("k", scope=f"{APP}.body", app=tasks.app):
             waiting = {"on_conflict": "wait"}
             result = tasks.body.apply_async(("k",), singleton=waiting)
-            conflict = listener.wait_for("singleton-conflict", uuid=result.id, outcome="wait")
+            conflict = listener.wait_for(EventName.CONFLICT, uuid=result.id, outcome="wait")
             held_until = time.time()
-        wait_until(lambda: counted(listener)["released"] == 1, "the lease has ended")
+        wait_until(lambda: counted(listener)[EventName.RELEASED] == 1, "the lease has ended")
         rows = [row for one in listener.of("singleton-counts") for row in one["counts"]]
-        [[_, task, waited, _]] = [row for row in rows if row[0] == "acquired"]
+        [[_, task, waited, _]] = [row for row in rows if row[0] == EventName.ACQUIRED]
         assert task == f"{APP}.body"
         assert waited >= held_until - conflict["timestamp"]
         assert waited <= time.time() - conflict["timestamp"] + 1

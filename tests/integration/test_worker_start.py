@@ -5,12 +5,13 @@ Also: every form in which a task can be a singleton, and every form of the store
 
 from __future__ import annotations
 
+import logging
 import re
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -30,22 +31,25 @@ from celery_singleton_lock import (
     is_skipped,
     singleton_task,
 )
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.store import Capabilities
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.settings import read_settings
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing import hold_lock
-from celery_singleton_lock.worker.bootstep import check_tasks
+from celery_singleton_lock.worker.bootstep import check_app, check_tasks
 from example_project.private_server import PrivateServer
 from tests.conftest import missing
 from tests.harness.etcd import EtcdCluster, find_etcd
+from tests.harness.keys import EVERY_NAME, name_in_store
 from tests.harness.worker import CeleryWorker
 from tests.harness.zookeeper import ZooKeeperEnsemble
 
 StartWorker = Callable[..., CeleryWorker]
 LoadApp = Callable[..., ModuleType]
 WriteApp = Callable[..., str]
+SayAtStart = Callable[..., list[str]]
 
 HEAD = """\
 import os
@@ -90,6 +94,21 @@ def refusal(process: CeleryWorker) -> str:
     assert "ready." not in process.log
     [line] = [line for line in process.lines if "CRITICAL" in line]
     return line.split("] ", 1)[1]
+
+
+@pytest.fixture
+def say_at_start(load_app: LoadApp, caplog: pytest.LogCaptureFixture) -> SayAtStart:
+    """``say_at_start(write_app(), LOCK_URL=...)``: what a worker would warn of, in this process."""
+
+    def check(name: str, **env: str) -> list[str]:
+        check_app(load_app(name, **env).app)
+        return [
+            f"{record.levelname} {record.getMessage()}"
+            for record in caplog.records
+            if record.levelno >= logging.WARNING
+        ]
+
+    return check
 
 
 def nothing() -> None:
@@ -221,7 +240,7 @@ def test_unequal_limits_in_a_scope_stop_the_worker(
 
 
 def test_a_fence_needed_by_the_app_contradicts_a_limit(
-    worker: StartWorker, write_app: WriteApp
+    say_at_start: SayAtStart, write_app: WriteApp
 ) -> None:
     code = """
     app.conf.singleton_lock_needs_fence = True
@@ -229,9 +248,9 @@ def test_a_fence_needed_by_the_app_contradicts_a_limit(
     @singleton_task(app=app, name="three_at_a_time", limit=3)
     def f(): ...
     """
-    line = refusal(worker(write_app(code), wait=False))
-    assert "three_at_a_time: needs_fence=True with limit=3" in line
-    assert "use limit=1" in line
+    problem = "three_at_a_time: needs_fence=True with limit=3.*use limit=1"
+    with pytest.raises(SettingsError, match=problem):
+        say_at_start(write_app(code))
 
 
 def test_a_fence_needed_of_a_store_without_fences_is_refused() -> None:
@@ -255,6 +274,28 @@ def test_cancel_running_is_refused_where_the_order_of_calls_is_not_kept() -> Non
         with pytest.raises(SettingsError, match=r't has on_conflict="cancel_running", but the sto'):
             check_tasks(app, store)
         store.close()
+
+
+def test_a_scope_whose_tasks_do_not_all_queue_is_refused() -> None:
+    app = Celery(set_as_current=False)
+    options: Any = {"app": app, "shared": False, "key": PER_TASK, "scope": "s"}
+    singleton_task(**options, name="one", on_conflict="queue")(nothing)
+    singleton_task(**options, name="two")(nothing)
+    app.finalize()
+    with pytest.raises(SettingsError, match=r'^one has on_conflict="queue" and two has not'):
+        check_tasks(app, open_store("memory://"))
+
+
+def test_a_queue_is_refused_where_the_store_keeps_none() -> None:
+    app = Celery(set_as_current=False)
+    singleton_task(app=app, name="t", shared=False, on_conflict="queue")(nothing)
+    app.finalize()
+    for url in ("etcd://localhost", "zk://localhost", "redlock://a:1,b:1,c:1/0"):
+        with (
+            closing(open_store(url)) as store,
+            pytest.raises(SettingsError, match=r't has on_conflict="queue", but the store \('),
+        ):
+            check_tasks(app, store)
 
 
 def test_a_plain_task_around_a_singleton_task_is_refused() -> None:
@@ -294,14 +335,17 @@ def test_a_server_that_may_evict_leases_grants_none_until_its_policy_is_correcte
         process.wait_for_log("noeviction.*or accept it with singleton_lock_allow_eviction = True")
         tasks = load_app(app, LOCK_URL=evicting.url())
         refused = tasks.greet.delay("you")
-        process.wait_for_log(r"WARNING.*store-unreachable: site_of_test\.greet.*allkeys-lru")
-        process.wait_for_log(r"singleton put-back: site_of_test\.greet.*reason=store")
+        outage = process.wait_for_event(EventName.STORE_UNREACHABLE, task_id=refused.id)
+        assert outage.task == "site_of_test.greet"
+        assert "WARNING" in outage.line
+        assert "allkeys-lru" in outage.fields["error"]
+        process.wait_for_event(EventName.PUT_BACK, task_id=refused.id, reason="store")
         assert tasks.plain.delay().get(timeout=30) == "plain", "other tasks of the worker run"
         # A number of keys of the server, not of one task: no lease, and so no fence, was granted.
         with pytest.raises(StoreError, match="allkeys-lru"):
             tasks.holding.delay().get(timeout=30)
-        assert not client.keys("csl:*greet*")
-        assert not client.keys("csl:*site:*")
+        assert not client.keys(f"{EVERY_NAME}greet*")
+        assert not client.keys(f"{EVERY_NAME}site:*")
         assert not refused.ready()
         client.config_set("maxmemory-policy", "noeviction")
         assert refused.get(timeout=60).startswith("hello you ")
@@ -321,22 +365,19 @@ def test_a_server_that_may_evict_leases_is_accepted_by_a_setting(
 
 @pytest.mark.parametrize("policy", ["volatile-lru", "volatile-lfu"])
 def test_a_server_that_evicts_renewed_leases_last_is_a_warning(
-    policy: str, worker: StartWorker, write_app: WriteApp, load_app: LoadApp
+    policy: str, say_at_start: SayAtStart, write_app: WriteApp
 ) -> None:
-    app = write_app()
     with server("--maxmemory", "50mb", "--maxmemory-policy", policy) as evicting:
-        process = worker(app, env={"LOCK_URL": evicting.url()})
-        process.wait_for_log(rf"WARNING.*maxmemory-policy is {policy} \(maxmemory 52428800\)")
-        result = load_app(app, LOCK_URL=evicting.url()).greet.delay("you")
-        assert result.get(timeout=30).startswith("hello you ")
+        [line] = say_at_start(write_app(), LOCK_URL=evicting.url())
+    assert re.search(rf"WARNING.*maxmemory-policy is {policy} \(maxmemory 52428800\)", line)
 
 
 def test_without_maxmemory_an_evicting_policy_is_a_warning(
-    worker: StartWorker, write_app: WriteApp
+    say_at_start: SayAtStart, write_app: WriteApp
 ) -> None:
     with server("--maxmemory-policy", "volatile-ttl") as evicting:
-        process = worker(write_app(), env={"LOCK_URL": evicting.url()})
-        process.wait_for_log(r"WARNING.*maxmemory-policy is volatile-ttl.*a maxmemory.*not set")
+        [line] = say_at_start(write_app(), LOCK_URL=evicting.url())
+    assert re.search(r"WARNING.*maxmemory-policy is volatile-ttl.*a maxmemory.*not set", line)
 
 
 def test_a_server_that_evicts_nothing_is_no_warning(
@@ -347,24 +388,40 @@ def test_a_server_that_evicts_nothing_is_no_warning(
     assert "singleton locks live in redis://" in process.log
 
 
+def test_a_plain_task_with_the_options_of_a_lock_is_refused() -> None:
+    app = Celery("plain", broker="memory://", set_as_current=False)
+
+    @app.task(name="sync", singleton={"ttl": 5}, shared=False)
+    def sync() -> None: ...
+
+    with pytest.raises(SettingsError, match="add base=SingletonTask to the decorator"):
+        check_tasks(app, Runtime.of(app).store)
+
+
 def test_a_ttl_above_the_visibility_timeout_is_a_warning(
     worker: StartWorker, write_app: WriteApp
 ) -> None:
     code = """
     app.conf.broker_transport_options = {"visibility_timeout": 30}
 
-    @singleton_task(app=app, name="short", ttl=20)
+    @singleton_task(app=app, name="short", ttl=20, acks_late=True)
     def short(): ...
+
+    @singleton_task(app=app, name="early", ttl=60)
+    def early(): ...
+
+    @singleton_task(app=app, name="late", ttl=60, acks_late=True)
+    def late(): ...
     """
     process = worker(write_app(code))
     [line] = [line for line in process.lines if "visibility_timeout" in line and "WARNING" in line]
-    assert "site_of_test.greet has ttl=60 s" in line
+    assert "late has ttl=60 s" in line
     assert "visibility_timeout of 30 s" in line
     assert "Set ttl below visibility_timeout." in line
 
 
 def test_a_debounce_above_the_visibility_timeout_is_a_warning(
-    worker: StartWorker, write_app: WriteApp
+    say_at_start: SayAtStart, write_app: WriteApp
 ) -> None:
     code = """
     app.conf.broker_transport_options = {"visibility_timeout": 90}
@@ -375,8 +432,8 @@ def test_a_debounce_above_the_visibility_timeout_is_a_warning(
     @singleton_task(app=app, name="short", key="{number}", debounce=90)
     def short(number): ...
     """
-    process = worker(write_app(code))
-    [line] = [line for line in process.lines if "visibility_timeout" in line and "WARNING" in line]
+    [line] = say_at_start(write_app(code))
+    assert line.startswith("WARNING")
     assert "index has debounce=120 s, longer than the broker's visibility_timeout of 90 s" in line
     assert "every 30 s" in line
     assert "Set visibility_timeout above debounce." in line
@@ -431,14 +488,15 @@ def test_results_that_reach_the_first_caller_alone_are_a_warning(
         assert "ignore_result=True" in warning
 
 
-def test_a_max_hold_below_the_ttl_is_a_warning(worker: StartWorker, write_app: WriteApp) -> None:
+def test_a_max_hold_below_the_ttl_is_a_warning(
+    say_at_start: SayAtStart, write_app: WriteApp
+) -> None:
     code = """
     @singleton_task(app=app, name="sync", max_hold=20, ttl=60)
     def sync(): ...
     """
-    process = worker(write_app(code))
-    [line] = [line for line in process.lines if "max_hold" in line]
-    assert "WARNING" in line
+    [line] = say_at_start(write_app(code))
+    assert line.startswith("WARNING")
     assert "sync has max_hold=20 s, shorter than its ttl of 60 s" in line
 
 
@@ -469,7 +527,7 @@ def take_rights(client: Any) -> str:
     ids=["replica", "memory", "rights", "database", "login"],
 )
 def test_a_store_that_refuses_writes_is_reported_when_the_worker_starts_and_stops_none(
-    spoil: Callable[[Any], str], said: str, worker: StartWorker, write_app: WriteApp
+    spoil: Callable[[Any], str], said: str, say_at_start: SayAtStart, write_app: WriteApp
 ) -> None:
     with server() as refusing:
         with redis.Redis.from_url(refusing.url()) as client:
@@ -477,13 +535,14 @@ def test_a_store_that_refuses_writes_is_reported_when_the_worker_starts_and_stop
         url = f"redis://127.0.0.1:{refusing.port}{path}"
         if path == "wrong":
             url = f"redis://stranger:wrong@127.0.0.1:{refusing.port}/0"
-        process = worker(write_app(), env={"LOCK_URL": url})
-        assert len(re.findall(said, process.log)) == 1
+        [line] = say_at_start(write_app(), LOCK_URL=url)
+    assert re.search(said, line)
 
 
-def test_a_starting_worker_leaves_no_lease(worker: StartWorker, write_app: WriteApp) -> None:
+def test_a_starting_worker_leaves_no_lease(say_at_start: SayAtStart, write_app: WriteApp) -> None:
     with server() as store, redis.Redis.from_url(store.url(), decode_responses=True) as client:
-        worker(write_app(), env={"LOCK_URL": store.url()})
+        say_at_start(write_app(), LOCK_URL=store.url())
+        assert client.keys(f"{EVERY_NAME}:fence"), "it has tried one"
         assert not client.keys("*singleton-start*")
 
 
@@ -496,7 +555,7 @@ def test_a_login_that_may_not_ask_for_info_works(
                 "locks",
                 enabled=True,
                 passwords=["+s3cret"],
-                keys=["csl:*"],
+                keys=[EVERY_NAME],
                 categories=["-@all"],
                 commands=["+eval", "+evalsha", *LUA_CALLS],
             )
@@ -506,7 +565,7 @@ def test_a_login_that_may_not_ask_for_info_works(
         result = load_app(app, LOCK_URL=url).greet.delay("you")
         assert result.get(timeout=20).startswith("hello you ")
         with redis.Redis.from_url(limited.url()) as client:
-            assert client.keys("csl:*:fence")
+            assert client.keys(f"{EVERY_NAME}:fence")
         process.wait_for_log(r"singleton locks live in redis://locks:\*\*@127")
         assert "s3cret" not in process.log
 
@@ -519,21 +578,21 @@ def test_a_worker_whose_store_is_down_starts_and_says_so(
     process = worker(app, env={"LOCK_URL": url})
     process.wait_for_log(r"WARNING.*can't be used \(.*doesn't answer.*put back until it can")
     result = load_app(app, LOCK_URL=url).greet.delay("you")
-    process.wait_for_log(r"singleton put-back: site_of_test\.greet")
+    process.wait_for_event(EventName.PUT_BACK, task_id=result.id)
     assert not result.ready()
     private_redis.start()
     assert result.get(timeout=30).startswith("hello you ")
 
 
 def test_a_wrong_password_is_said_and_not_shown(
-    worker: StartWorker, write_app: WriteApp, private_redis: PrivateServer
+    say_at_start: SayAtStart, write_app: WriteApp, private_redis: PrivateServer
 ) -> None:
     with redis.Redis.from_url(private_redis.url()) as client:
         client.config_set("requirepass", "right")
     url = f"redis://:wr0ng@127.0.0.1:{private_redis.port}/0"
-    process = worker(write_app(), env={"LOCK_URL": url})
-    process.wait_for_log(r"ERROR.*refuses the login")
-    assert "wr0ng" not in process.log
+    [line] = say_at_start(write_app(), LOCK_URL=url)
+    assert re.search(r"ERROR.*refuses the login", line)
+    assert "wr0ng" not in line
 
 
 def full(client: Any) -> None:
@@ -641,7 +700,7 @@ def test_a_store_behind_a_socket_file(
             redis.Redis(unix_socket_path=str(path), db=3, decode_responses=True) as client,
             hold("x", scope="s", app=module.app) as lease,
         ):
-            assert client.exists(lease.key, "csl:{celery:0}:fence") == 2
+            assert client.exists(lease.key, name_in_store("fence")) == 2
 
 
 # Decorator errors.
@@ -677,6 +736,9 @@ def error_of(kind: type[Exception], **named: Any) -> str:
         ({"unique_on": ["account_id"]}, TypeError, 'Here the same is key=("name of'),
         ({"lock_expiry": 10}, TypeError, "celery-singleton. Here the same is unique_for"),
         ({"raise_on_duplicate": True}, TypeError, 'on_duplicate="raise"'),
+        ({"max_wait": 5}, TypeError, "write on_conflict=OnConflict.retry(max_wait=5)"),
+        ({"unique": "until_start", "max_wait": 5}, TypeError, "OnConflict.retry(max_wait=5)"),
+        ({"max_waiting": 5}, TypeError, "write on_conflict=OnConflict.queue(max_waiting=5)"),
         ({"limits": 2}, TypeError, "declare it in a class of your own, given as base="),
         ({"singleton_lock_ttl": 5}, TypeError, "did you mean 'ttl'?"),
         ({"singleton": {"ttl": 5}}, TypeError, "Give the lock's options by their own names"),
@@ -691,10 +753,10 @@ def error_of(kind: type[Exception], **named: Any) -> str:
         ({"scope": "accounts"}, ValueError, "scope='accounts' needs an explicit key"),
         ({"scope": ""}, ValueError, "give a name of 1 to 200 characters"),
         ({"ttl": 0}, ValueError, "ttl=0: at least 0.3 seconds"),
-        ({"ttl": -1}, ValueError, "give seconds from 0 to 1e9"),
+        ({"ttl": -1}, ValueError, "give seconds, not negative"),
         ({"ttl": "60"}, TypeError, "give seconds as a number, or a timedelta"),
         ({"ttl": True}, TypeError, "give seconds as a number, or a timedelta"),
-        ({"ttl": float("nan")}, ValueError, "give seconds from 0 to 1e9"),
+        ({"ttl": float("nan")}, ValueError, "give seconds, not negative"),
         ({"limit": 0}, ValueError, "limit=0: from 1 to 1000"),
         ({"limit": 1.5}, TypeError, "give a whole number"),
         ({"max_hold": 0}, ValueError, "more than 0 seconds, or None for no bound"),
@@ -704,7 +766,7 @@ def error_of(kind: type[Exception], **named: Any) -> str:
         (
             {"on_conflict": 5},
             TypeError,
-            "OnConflict.retry(...), .wait(...) or .cancel_running(...)",
+            "OnConflict.retry(...), .wait(...), .cancel_running(...) or .queue(...)",
         ),
         (
             {"on_conflict": "cancel_running", "limit": 2},
@@ -715,6 +777,11 @@ def error_of(kind: type[Exception], **named: Any) -> str:
             {"on_conflict": "cancel_running", "unique": "until_done"},
             ValueError,
             "no equal call is published while one runs",
+        ),
+        (
+            {"on_conflict": "wait", "timeout": 1},
+            TypeError,
+            "write on_conflict=OnConflict.wait(timeout=1)",
         ),
         ({"on_lost": "retyr"}, ValueError, "did you mean 'retry'?"),
         ({"on_store_error": "skip"}, ValueError, "known: raise, retry, run"),
@@ -874,14 +941,15 @@ def test_options_of_a_claim_that_nothing_makes_are_refused_where_they_are_writte
 
 @pytest.mark.parametrize("option", ["on_duplicate='raise'", "unique_for=60"])
 def test_options_of_a_claim_that_nothing_makes_stop_the_worker(
-    option: str, worker: StartWorker, write_app: WriteApp
+    option: str, say_at_start: SayAtStart, write_app: WriteApp
 ) -> None:
     code = f"""
     @singleton_task(app=app, name="sync", {option})
     def sync(): ...
     """
-    line = refusal(worker(write_app(code), wait=False))
-    assert f"@singleton_task on sync: {option} has no effect without unique" in line
+    problem = f"@singleton_task on sync: {option} has no effect without unique"
+    with pytest.raises(SettingsError, match=problem):
+        say_at_start(write_app(code))
 
 
 def test_the_app_may_make_the_claims_of_which_a_task_has_options() -> None:
@@ -976,7 +1044,7 @@ def test_every_form_of_a_task_is_a_singleton(
         result = task.delay(argument)
         value = result.get(timeout=20)
         key = task.lock_key(argument)
-        assert key == f"csl:{{celery:0}}:{name}:ann"
+        assert key == name_in_store(f"{name}:ann")
         if name == "own_base":
             assert value == ["own call", key, "own_base", "ann", "own request"]
             # The user's after_return was called, though it doesn't call ours.
@@ -1068,7 +1136,7 @@ def test_the_app_s_settings_are_defaults_of_its_tasks() -> None:
 def test_a_store_whose_locks_are_in_another_number_of_shards_stops_the_worker(
     worker: StartWorker, write_app: WriteApp, redis_client: redis.Redis
 ) -> None:
-    redis_client.set("csl:{celery:0}:shards", "256")
+    redis_client.set(name_in_store("shards"), "256")
     said = refusal(worker(write_app(), wait=False))
     assert "kept in 256 shard(s)" in said
     assert "looks for them in 1" in said

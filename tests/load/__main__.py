@@ -1,4 +1,4 @@
-"""``make load``: both loads, scaled down by default; ``ARGS=--full`` for the real ones."""
+"""``make load``: the loads, scaled down by default; ``ARGS=--full`` for the real ones."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.load import leases, tasks
+from tests.load import backlog, leases, queues, tasks
+
+_LOADS = ("tasks", "leases", "queues", "backlog")
 
 
 def main() -> int:
     """Run what was asked for; exit status 1 if anything was lost, doubled, intruded or left."""
     parser = argparse.ArgumentParser(prog="make load", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="50 000 tasks; 10 000 leases, 600 s")
-    parser.add_argument("--only", choices=["tasks", "leases"], help="one of the two")
+    parser.add_argument(
+        "--full", action="store_true", help="50 000 tasks; 10 000 leases; 5000 calls"
+    )
+    parser.add_argument("--only", choices=_LOADS, help="one of them")
     parser.add_argument("--tasks", type=int, help="how many tasks")
     parser.add_argument("--keys", type=int, default=500)
     parser.add_argument("--kills", type=float, default=0.1, help="share of tasks that are killed")
@@ -24,10 +28,12 @@ def main() -> int:
     parser.add_argument("--leases", type=int, help="how many leases")
     parser.add_argument("--seconds", type=float, help="that they are held")
     parser.add_argument("--restarts", type=int, help="of their server meanwhile")
+    parser.add_argument("--calls", type=int, help="how many calls of queues")
+    parser.add_argument("--rabbit", action="store_true", help="queues with RabbitMQ as the broker")
     given = parser.parse_args()
     full = given.full
     ok = True
-    if given.only != "leases":
+    if given.only in (None, "tasks"):
         load = tasks.TaskLoad(
             tasks=given.tasks or (50_000 if full else 5000),
             keys=given.keys,
@@ -41,7 +47,7 @@ def main() -> int:
             report = tasks.run(load, Path(directory))
         print(report, flush=True)
         ok = ok and report.ok
-    if given.only != "tasks":
+    if given.only in (None, "leases"):
         held = leases.LeaseLoad(
             leases=given.leases or (10_000 if full else 2000),
             seconds=given.seconds or (600.0 if full else 60.0),
@@ -51,6 +57,21 @@ def main() -> int:
         leased = leases.run(held)
         print(leased, flush=True)
         ok = ok and leased.ok
+    if given.only in (None, "queues"):
+        calls = given.calls or (5000 if full else 1000)
+        queued = queues.QueueLoad(calls=calls, rabbit=given.rabbit, seed=given.seed)
+        print(queued, flush=True)
+        with tempfile.TemporaryDirectory(prefix="csl-load-") as directory:
+            ordered = queues.run(queued, Path(directory))
+        print(ordered, flush=True)
+        ok = ok and ordered.ok
+    if given.only in (None, "backlog"):
+        # The calls of one key run one after another: a tenth of the others takes as long.
+        for calls, keys in ((100_000, 1000), (10_000, 1)) if full else ((5000, 50), (500, 1)):
+            with tempfile.TemporaryDirectory(prefix="csl-load-") as directory:
+                waited = backlog.run(calls, keys, Path(directory))
+            print(waited, flush=True)
+            ok = ok and waited.ok
     print("ok" if ok else "NOT OK")
     return 0 if ok else 1
 

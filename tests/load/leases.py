@@ -23,6 +23,7 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import open_store
 from example_project.private_server import PrivateServer
+from tests.harness.keys import EVERY_NAME
 from tests.load.memory import Sample, sample
 
 _SHARES = (0.2, 0.6)
@@ -122,7 +123,7 @@ def run(load: LeaseLoad) -> LeaseReport:
         seconds = time.monotonic() - began
         for lease in leases:
             runtime.locker.release(lease, Release(keys=(lease.key,), token=lease.token))
-        left = sum(1 for _ in client.scan_iter("csl:*:key:*", 1000))
+        left = sum(1 for _ in client.scan_iter(f"{EVERY_NAME}:key:*", 1000))
         client.close()
         intruder.close()
     return LeaseReport(

@@ -19,11 +19,14 @@ from pathlib import Path
 
 import redis
 
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
 from example_project.private_server import PrivateServer
 from tests.harness.app_module import fresh_module
 from tests.harness.deliveries import RedisBroker
 from tests.harness.journal import VARIABLE, Journal
+from tests.harness.keys import EVERY_NAME
+from tests.harness.log import events_in
 from tests.harness.worker import CeleryWorker
 from tests.load.memory import MIB, Sample, sample
 
@@ -206,7 +209,7 @@ def _wait_for_expiry(client: redis.Redis) -> list[str]:
     deadline = time.monotonic() + _EXPIRY
     while True:
         late = time.monotonic() > deadline
-        keys = [key for key in client.scan_iter("csl:*", 1000) if "}:done|" not in key]
+        keys = [key for key in client.scan_iter(EVERY_NAME, 1000) if "}:done|" not in key]
         left = [key for key in keys if not Keyspace.stays(key)]
         if not left or late:
             return left
@@ -214,7 +217,7 @@ def _wait_for_expiry(client: redis.Redis) -> list[str]:
 
 
 def _bytes_of_a_marker(client: redis.Redis) -> float:
-    markers = list(islice(client.scan_iter("csl:*done|*", 1000), _WEIGHED))
+    markers = list(islice(client.scan_iter(f"{EVERY_NAME}done|*", 1000), _WEIGHED))
     return sum(client.memory_usage(marker) or 0 for marker in markers) / max(1, len(markers))
 
 
@@ -247,7 +250,7 @@ def _judge(
         unlocked=sum(one.fence is None for one in runs),
         falls=falls,
         left=left,
-        put_back=sum(log.count("singleton put-back:") for log in logs),
+        put_back=sum(len([*events_in(log.splitlines(), EventName.PUT_BACK)]) for log in logs),
         marker_bytes=marker_bytes,
         empty=empty,
         samples=samples,

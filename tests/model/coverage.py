@@ -10,16 +10,10 @@ from pathlib import Path
 from tests.model.checks import Check
 from tests.model.spin import Run
 
-__all__ = ["ENVIRONMENT", "PLANNED", "Action", "actions_of", "never_reached", "unlabelled"]
+__all__ = ["ENVIRONMENT", "Action", "actions_of", "never_reached", "unlabelled"]
 
 #: The reference of what happens to the protocol.
 ENVIRONMENT = "environment"
-
-#: The references of transitions whose code comes after their model.
-PLANNED = frozenset(
-    f"planned: {transition}"
-    for transition in ("join", "publish", "acquire", "retry", "end", "parent", "look", "remove")
-)
 
 # A process of a model is one `do`; its steps stand two blanks deep, each group below a comment that
 # ends in references.

@@ -1,8 +1,7 @@
 /* The queue of one key: two calls, of which the first retries once; two publishers, two workers and
  * their parents, the look, a foreign holder of the key. The store is the queue, the broker carries hints.
  *
- * The code of this queue is not written yet: [planned: name] names a transition of its design, and
- * becomes the name of the function that implements it. [environment] marks what happens to the protocol.
+ * [environment] marks what happens to the protocol.
  *
  * Guarantees. The numbers are those of the assertions and claims below.
  *  1 exclusion: one body at a time.
@@ -49,7 +48,7 @@
 #define FAULTS 1
 #endif
 
-/* The state of an entry. */
+/* The state of an entry; the scripts write RETRYING as waiting, with the lease still held. */
 #define ABSENT 0
 #define WAITING 1
 #define HINTED 2
@@ -262,23 +261,23 @@ end:
 #else
   :: d_step { at == MAKING -> at = CALLED; called_after[me] = returned[O(me)] }
 #endif
-  /* It joins: one script. [planned: join] */
+  /* It joins: one script. [stores/redis/lua/queue_join.lua] */
 #ifdef JOIN_IN_TWO
   :: d_step { at == CALLED -> last++; number[me] = last; state[me] = WAITING; at = HALF_JOINED; verify() }
   :: d_step { at == HALF_JOINED -> due = 1; r = 1; at = JOINED; verify() }
 #else
   :: d_step { at == CALLED -> join(me, 0, r); at = JOINED; verify() }
 #endif
-  /* The reply to the join is lost, and it is repeated. [planned: join] */
+  /* The reply to the join is lost, and it is repeated. [stores/redis/lua/queue_join.lua] */
   :: d_step { at == CALLED && FAULT; join(me, 0, r); r = 0; verify() }
-  /* The reply says whether to publish the hint; the call returns. [planned: publish] */
+  /* The reply says whether to publish the hint; the call returns. [publish/queue.py joining] */
   :: d_step { at == JOINED ->
       if :: r -> publish(me, 0) :: else fi;
       r = 0;
       at = OVER;
       returned[me] = 1;
       verify() }
-  /* The broker refuses the hint: withdrawn if it has not begun, with a marker. [planned: remove] */
+  /* The broker refuses the hint: withdrawn if it has not begun, with a marker. [stores/redis/lua/queue_remove.lua] */
   :: d_step { at == JOINED && r && FAULT;
       r = 0;
       at = OVER;
@@ -307,7 +306,7 @@ end:
   :: d_step { w[me].at == IDLE && copies[1] > 0 -> take(0, 1) }
   :: d_step { w[me].at == IDLE && copies[2] > 0 -> take(1, 0) }
   :: d_step { w[me].at == IDLE && copies[3] > 0 -> take(1, 1) }
-  /* It joins at the worker, which is killed before it has acknowledged. [planned: join] */
+  /* It joins at the worker, which is killed before it has acknowledged. [stores/redis/lua/queue_join.lua] */
   :: d_step { w[me].at == ARRIVED && !marker[MYC] && !IN(MYC) && (!EMPTY || key != FREE) && FAULT;
       called_after[MYC] = returned[O(MYC)] && !ended[O(MYC)];
       join(MYC, w[me].a, v);
@@ -315,7 +314,7 @@ end:
       publish(MYC, w[me].a);
       leave();
       verify() }
-  /* It asks for the key: dropped, joined, ended as lost, or granted. [planned: acquire] */
+  /* It asks for the key: dropped, joined, ended as lost, or granted. [stores/redis/lua/queue_acquire.lua] */
   :: d_step { w[me].at == ARRIVED ->
       if
       :: marker[MYC] -> leave()
@@ -356,7 +355,7 @@ end:
           fi
       fi;
       verify() }
-  /* The first call retries: its entry has the newer attempt before that is published. [planned: retry] */
+  /* The first call retries: its entry has the newer attempt before that is published. [stores/redis/lua/queue_join.lua] */
   :: d_step { w[me].at == BODY && w[me].a == 0 && MYC == 0 ->
 #ifdef RETRY_OVERWRITES
       state[0] = RETRYING;
@@ -369,9 +368,9 @@ end:
 #endif
       w[me].at = RETRY;
       verify() }
-  /* The next attempt is published. [planned: publish] */
+  /* The next attempt is published. [publish/queue.py joining] */
   :: d_step { w[me].at == RETRY -> publish(0, 1); w[me].at = RELEASING }
-  /* The key is released between two attempts. [planned: retry] */
+  /* The key is released between two attempts. [stores/redis/lua/queue_release.lua] */
   :: d_step { w[me].at == RELEASING ->
       if
       :: key == me + 1 ->
@@ -383,16 +382,16 @@ end:
       verify() }
   /* The body ends, and its result is stored. [environment] */
   :: d_step { w[me].at == BODY -> result[MYC] = 1; w[me].at = ENDING }
-  /* The call ends: one script. [planned: end] */
+  /* The call ends: one script. [stores/redis/lua/queue_release.lua] */
   :: d_step { w[me].at == ENDING -> end_it(); w[me].at = HINTING; verify() }
-  /* The reply to the end is lost, and it is repeated. [planned: end] */
+  /* The reply to the end is lost, and it is repeated. [stores/redis/lua/queue_release.lua] */
   :: d_step { w[me].at == ENDING && !w[me].again && FAULT; end_it(); w[me].again = 1; verify() }
-  /* The hint of the next is published; then the note is struck. [planned: publish] */
+  /* The hint of the next is published; then the note is struck. [publish/queue.py publish_hint] */
   :: d_step { w[me].at == HINTING ->
       if :: w[me].reply != NO_CALL -> publish(w[me].reply, stored[w[me].reply]) :: else fi;
       noted[me] = NO_CALL;
       leave() }
-  /* A lost call: its result is stored, then it is taken out. [planned: remove] */
+  /* A lost call: its result is stored, then it is taken out. [stores/redis/lua/queue_remove.lua] */
   :: d_step { w[me].at == CLOSING ->
       if
       :: state[MYC] == LEAVING -> result[MYC] = 1; take_out(MYC); hint_next(); publish_next()
@@ -406,7 +405,7 @@ end:
       if :: IS_LATE -> publish(MYC, w[me].a) :: else fi;
       if :: key == me + 1 -> key = ORPHAN :: else fi;
       leave() }
-  /* The parent publishes what its dead child owes. [planned: parent] */
+  /* The parent publishes what its dead child owes. [worker/queue_place.py settle] */
   :: d_step { w[me].at == IDLE && noted[me] != NO_CALL ->
       if :: state[noted[me]] == HINTED -> publish(noted[me], stored[noted[me]]) :: else fi;
       noted[me] = NO_CALL }
@@ -422,7 +421,7 @@ proctype look() {
 end:
   do
 #ifndef NO_SWEEP
-  /* A deadline passed, the key is free: hint the head again, or end what was lost. [planned: look] */
+  /* A deadline passed, the key is free: hint the head again, or end what was lost. [stores/redis/lua/queue_look.lua] */
   :: d_step { due && !EMPTY && key == FREE && (HEAD(0) || HEAD(1)) ->
       v = (HEAD(0) -> 0 : 1);
       if
@@ -435,7 +434,7 @@ end:
       fi;
       verify() }
 #endif
-  /* An empty queue is looked at no more. [planned: look] */
+  /* An empty queue is looked at no more. [stores/redis/lua/queue_look.lua] */
   :: d_step { due && EMPTY -> due = 0 }
   od
 }
@@ -445,16 +444,16 @@ end:
 proctype operator() {
 end:
   do
-  /* A call that is not running is marked as leaving: it never begins. [planned: remove] */
+  /* A call that is not running is marked as leaving: it never begins. [stores/redis/lua/queue_remove.lua] */
   :: d_step { !operated && REMOVABLE(0) -> operated = 1; removing = 0;
 #ifdef RESULT_LAST
       take_out(0);
 #endif
       if :: IN(0) -> state[0] = LEAVING :: else fi; verify() }
   :: d_step { !operated && REMOVABLE(1) -> operated = 1; removing = 1; state[1] = LEAVING; verify() }
-  /* Its result is stored, before it is taken out. [planned: remove] */
+  /* Its result is stored, before it is taken out. [stores/redis/lua/queue_remove.lua] */
   :: d_step { removing != NO_CALL && !result[removing] -> result[removing] = 1 }
-  /* It is taken out, and the next is hinted. [planned: remove] */
+  /* It is taken out, and the next is hinted. [stores/redis/lua/queue_remove.lua] */
   :: d_step { removing != NO_CALL && result[removing] ->
       if
       :: state[removing] == LEAVING -> take_out(removing); hint_next(); publish_next()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.references import exists
 from tests.model.checks import CHECKS
-from tests.model.coverage import ENVIRONMENT, PLANNED, actions_of, unlabelled
+from tests.model.coverage import ENVIRONMENT, actions_of, unlabelled
 
 MODELS = sorted({check.model for check in CHECKS})
 
@@ -22,26 +22,13 @@ def test_every_function_that_a_model_names_exists(model: Path) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_every_step_of_a_model_has_a_name_is_planned_or_the_environments(model: Path) -> None:
+def test_every_step_of_a_model_has_a_name_or_is_the_environments(model: Path) -> None:
     actions = actions_of(model)
     assert len(actions) > 10
     assert unlabelled(model) == []
     for action in actions:
         assert action.steps, f"{action.name} does nothing"
-        assert all(
-            reference == ENVIRONMENT or reference in PLANNED or exists(reference)
-            for reference in action.references
-        )
-
-
-def test_every_planned_transition_is_modelled() -> None:
-    modelled = {
-        reference
-        for model in MODELS
-        for action in actions_of(model)
-        for reference in action.references
-    }
-    assert modelled >= PLANNED
+        assert all(reference == ENVIRONMENT or exists(reference) for reference in action.references)
 
 
 @pytest.mark.parametrize(

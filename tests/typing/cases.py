@@ -153,6 +153,9 @@ bare("1")  # E: arg-type
 bare.delay("1")  # E: arg-type
 bare.delay()  # E: call-arg
 bound.delay(None, 1)  # E: call-arg,arg-type
+bare.delay_on_commit(1, force=True)
+bare.delay_on_commit("1")  # E: arg-type
+bare.apply_async_on_commit((1,), countdown=60)
 bound_with_names.delay("1")  # E: arg-type
 bound_with_lambda.delay("1")  # E: arg-type
 bound_per_task.delay(force=True)  # E: call-arg

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_singleton_lock.core.lease import Lease, LossReason
-from celery_singleton_lock.core.store import Capabilities, Relation, Release, Renewal
+from celery_singleton_lock.core.store import Capabilities, Release, ReleaseReply, Renewal
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
 
@@ -44,7 +44,7 @@ class FlakyStore(MemoryStore):
             for lease, reply in zip(leases, replies, strict=True)
         ]
 
-    def release(self, request: Release, *, timeout: float = 0) -> Relation:
+    def release(self, request: Release, *, timeout: float = 0) -> ReleaseReply:
         if self.away:
             raise StoreUnavailable("connection refused")
         return super().release(request, timeout=timeout)

@@ -30,7 +30,8 @@ from celery_singleton_lock.core.threads import Threads
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import SingletonStore, lose_lease
-from tests.harness.deliveries import wait_until
+from tests.harness.deliveries import wait_until, wait_until_collected
+from tests.harness.keys import EVERY_NAME
 
 UNREACHABLE = "redis://127.0.0.1:1/0"
 _REASON = (LossReason.GONE, "for the test")
@@ -60,7 +61,7 @@ class GatedStore(MemoryStore):
         return super().release(request, timeout=timeout)
 
     def held(self) -> list[str]:
-        return [record.key for record in self.scan("csl:*")]
+        return [record.key for record in self.scan(EVERY_NAME)]
 
 
 @pytest.fixture
@@ -230,8 +231,7 @@ def test_a_block_that_is_abandoned_is_released_and_the_collector_waits_for_no_st
     lease = block.__enter__()
     store.releases.clear()
     del block
-    gc.collect()
-    wait_until(lambda: lease.lost, "the lease is renewed no more")
+    wait_until_collected(lambda: lease.lost, "the lease is renewed no more")
     assert store.held()
     store.releases.set()
     wait_until(lambda: not store.held(), "the lease is released")
@@ -243,8 +243,7 @@ def test_a_coroutine_whose_stack_is_never_closed_leaves_no_lease(
 ) -> None:
     async def main() -> None:
         await AsyncExitStack().enter_async_context(hold("k", scope="s", app=app))
-        gc.collect()
-        wait_until(lambda: not store.held(), "the lease is released")
+        wait_until_collected(lambda: not store.held(), "the lease is released")
 
     run(main())
     assert len(Runtime.of(app).locker.heartbeat) == 0

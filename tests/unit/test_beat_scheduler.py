@@ -21,6 +21,7 @@ from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock
+from tests.harness.keys import EVERY_NAME
 
 # 2023-11-14 22:13:20 UTC, a Tuesday.
 WALL = 1_700_000_000.0
@@ -172,19 +173,21 @@ def test_a_crontab_that_ran_just_before_the_takeover_does_not_run_again(benches:
 
 def test_a_schedule_that_never_ran_keeps_its_grid_over_restarts(benches: Any) -> None:
     # In a container the schedule file is gone with each deploy, and a plain beat begins again.
-    bench = benches(daily=every(86400))
+    hours = 3600.0
+    bench = benches(rare=every(4 * hours))
     for _ in range(5):
         beat = bench.beat()
-        bench.run(6 * 3600, beat)
+        bench.run(hours, beat)
         beat.close()
-    assert [due for _, _, due in bench.sent] == [86400]
+    assert [due for _, _, due in bench.sent] == [4 * hours]
 
 
 def test_a_leader_that_has_nothing_to_send_for_hours_leads_on(benches: Any) -> None:
-    bench = benches(daily=every(86400))
+    hours = 3600.0
+    bench = benches(rare=every(4 * hours))
     first, second = bench.beat(), bench.beat()
-    bench.run(86400 + 1, first, second)
-    assert [due for _, _, due in bench.sent] == [86400]
+    bench.run(4 * hours + 1, first, second)
+    assert [due for _, _, due in bench.sent] == [4 * hours]
     assert (first._election.term, second._election.term) == (1, 0)
 
 
@@ -258,7 +261,7 @@ def test_a_refused_leader_that_is_elected_again_ticks_on(benches: Any) -> None:
     beat = bench.beat()
     bench.run(3.5, beat)
     # Freed by an operator; the heartbeat has not noticed yet.
-    [record] = bench.store.scan("csl:*")
+    [record] = bench.store.scan(EVERY_NAME)
     bench.store.free(record.key, None)
     clock.advance(1)
     count = len(bench.sent)

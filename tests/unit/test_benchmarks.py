@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import Counter
 
 import pytest
 
 from tests.benchmarks.contest import Cost, Result, Role
 from tests.benchmarks.handoff import Handoff, summary
+from tests.benchmarks.instructions import Path
+from tests.benchmarks.instructions import as_table as instructions_table
 from tests.benchmarks.queuers import Turn
 from tests.benchmarks.report import as_data, as_table, behind
 from tests.benchmarks.samples import Spread, ratios, spread
 from tests.benchmarks.section import replace_section
 from tests.benchmarks.wire import Count, Happening, Wire, count
+from tests.costs.instructions import Instructions
 
 ONE = Count(requests=1, round_trips=1)
 TWO = Count(requests=2, round_trips=2)
@@ -55,6 +59,16 @@ def test_a_handoff_is_from_a_release_to_the_next_start_of_one_that_waited() -> N
     assert found == Handoff(
         turns=4, p50=0.25, p99=0.25, wait=1.75, longest=8.5, overtaken=0.25, commands=3.0
     )
+
+
+def test_a_path_may_take_a_tenth_more_instructions_than_are_published() -> None:
+    found = Instructions(Counter({"run.py: TaskRun.run": 1100}))
+    longer = Instructions(Counter({"inspect.py: signature": 1101}))
+    assert [Path(found, 1000).exceeds, Path(longer, 1000).exceeds] == [False, True]
+    assert not Path(found, None).exceeds
+    table = instructions_table({"kept": Path(found, 1000), "long": Path(longer, 1000)})
+    assert "| kept | 1100 | 1000 | +10.0 %, at most +10 %: kept |" in table
+    assert "| long | 1101 | 1000 | +10.1 %, at most +10 %: **exceeded** |" in table
 
 
 # --- round trips ---------------------------------------------------------------------------------

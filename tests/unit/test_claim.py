@@ -41,6 +41,7 @@ from celery_singleton_lock.message.claim import Claim
 from celery_singleton_lock.policy import Unique
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock
+from tests.harness.keys import name_in_store
 
 KEYSPACE = Keyspace("unit")
 LOCK = KEYSPACE.lock("app.sync", "42")
@@ -65,12 +66,12 @@ def test_a_claim_is_read_from_the_header_that_it_was_written_to(claim: Claim) ->
         {"key": None},
         {"key": 7},
         {"key": LOCK},
-        {"key": "csl:{unit:0}:fence"},
-        {"key": "csl:{unit:0}:done|t|0.0"},
-        {"key": "csl:{other:0}:claim|app.sync|app.sync:42"},
-        {"key": "csl:{unit:1}:claim|app.sync|app.sync:42"},
-        {"key": "csl:{unit:x}:claim|app.sync|app.sync:42"},
-        {"key": "csl:{unit:0}:claim|"},
+        {"key": name_in_store("fence", prefix="unit")},
+        {"key": name_in_store("done|t|0.0", prefix="unit")},
+        {"key": name_in_store("claim|app.sync|app.sync:42", prefix="other")},
+        {"key": name_in_store("claim|app.sync|app.sync:42", prefix="unit", shard=1)},
+        {"key": name_in_store("claim|app.sync|app.sync:42", prefix="unit", shard="x")},
+        {"key": name_in_store("claim|", prefix="unit")},
         {"key": KEYSPACE.period("app.sync", LOCK)},
         {"key": CLAIM + "x" * 6000},
         {"key": CLAIM + "\ud800"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import threading
@@ -30,13 +29,14 @@ from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.core.locker import Locker, Waiter
-from celery_singleton_lock.core.store import Relation, Release, Renewal
+from celery_singleton_lock.core.store import Release, ReleaseReply, Renewal
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import run as run_module
 from celery_singleton_lock.testing import ManualClock, SingletonStore, hold_lock
 from celery_singleton_lock.worker.shared_memory import LeaseNote, SharedMemory
+from tests.harness.deliveries import wait_until_collected
 from tests.unit.pool_child import notes_of_dead
 from tests.unit.test_heartbeat import hold as keep
 
@@ -398,7 +398,7 @@ class DeafStore(MemoryStore):
 
     deaf = False
 
-    def release(self, request: Release, *, timeout: float = 0) -> Relation:
+    def release(self, request: Release, *, timeout: float = 0) -> ReleaseReply:
         if self.deaf:
             raise StoreUnavailable("connection refused")
         return super().release(request)
@@ -464,8 +464,7 @@ def test_an_app_that_is_referenced_no_more_is_collected() -> None:
     gone = weakref.ref(app)
     app.close()
     del app
-    gc.collect()
-    assert gone() is None
+    wait_until_collected(lambda: gone() is None, "it is collected")
 
 
 def test_an_app_that_held_a_lease_and_was_not_closed_is_collected() -> None:
@@ -477,8 +476,7 @@ def test_an_app_that_held_a_lease_and_was_not_closed_is_collected() -> None:
         [heartbeat] = (thread for thread in begun if thread.name == "singleton-heartbeat")
     gone = weakref.ref(app)
     del app
-    gc.collect()
-    assert gone() is None
+    wait_until_collected(lambda: gone() is None, "it is collected")
     heartbeat.join(10)
     assert not heartbeat.is_alive()
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("docs", "examples", "example_project", "contrib")
+FOLDERS = ("docs", "examples", "example_project", "celery_singleton_lock/serve/monitoring")
 KINDS = {".md", ".py", ".toml", ".yml", ".yaml", ".service", ".sh", ""}
 # With quotes and commas between the words in a list of arguments.
 STARTS = re.compile(

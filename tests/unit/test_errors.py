@@ -17,6 +17,7 @@ MADE = [
     errors.LockConflict("held by w", "csl:k", {"task": "app.sync", "worker": "w@ü"}),
     errors.LockConflict("only a message"),
     errors.DuplicateTask("t-1 is queued", "t-1", 3599.5),
+    errors.QueueFull("2 calls are in the queue", 2),
     errors.LeaseLost("lost 1.8 s ago", "csl:k", "expired"),
     errors.NoLease("no lease is held here"),
     errors.FenceUnavailable("no fence"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -31,13 +32,27 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=8,
 )
-FIELDS = ("attempt", "started", "sequence", "tries", "since", "last", "losses", "options")
+PLAIN = Delivery(token=Token("t-1", 0, 0, "n", "c"))
+
+
+def field_of(**changed: Any) -> str:
+    """The field of a header in which this attribute of a delivery travels."""
+    header = PLAIN.header()
+    [name] = [n for n, v in replace(PLAIN, **changed).header().items() if v != header.get(n)]
+    return name
+
+
+ATTEMPT = field_of(token=Token("t-1", 0, 1, "n", "c"))
+CALL = field_of(token=Token("t-1", 0, 0, "n", "d"))
+STARTED, OPTIONS = field_of(started=True), field_of(options={"ttl": 5})
+SINCE, LAST = field_of(since=1.0), field_of(last=1.0)
+COUNTS = (field_of(sequence=1), field_of(tries=1), field_of(losses=1))
 # Close to what is ours, so that single fields are wrong and not the whole.
 HEADERS = JSON | st.fixed_dictionaries(
-    {"attempt": st.just("0.0") | JSON},
+    {ATTEMPT: st.just("0.0") | JSON},
     optional={
-        **dict.fromkeys(FIELDS[1:], JSON),
-        "options": JSON
+        **dict.fromkeys((STARTED, SINCE, LAST, *COUNTS), JSON),
+        OPTIONS: JSON
         | st.dictionaries(
             st.sampled_from(sorted(CALL_OPTIONS)),
             JSON | st.dictionaries(st.sampled_from(["action", "delay", "max_wait"]), JSON),
@@ -289,17 +304,17 @@ def test_what_was_not_sent_is_not_counted() -> None:
 
 @pytest.mark.parametrize("call", ["", "a b", "a|b", "a+b", "x" * 33, 1, None, ["x"]], ids=repr)
 def test_a_calls_name_that_is_none_is_forgotten(call: Any) -> None:
-    assert Delivery.of(request({"call": call})).token.call == ""
+    assert Delivery.of(request({CALL: call})).token.call == ""
 
 
 @given(HEADERS)
 def test_an_arbitrary_header_never_raises_and_never_forges(header: Any) -> None:
     read = Delivery.of(request(header))
     assert read.token.attempt in ("t-1|0.0", f"t-1+{read.token.call}|0.0")
-    assert read.token.call == "" or read.token.call == header["call"]
+    assert read.token.call == "" or read.token.call == header[CALL]
     assert isinstance(read.started, bool)
-    ours = isinstance(header, dict) and header.get("attempt") == "0.0"
-    assert read.started is (ours and header.get("started") is True)
+    ours = isinstance(header, dict) and header.get(ATTEMPT) == "0.0"
+    assert read.started is (ours and header.get(STARTED) is True)
     for count in (read.sequence, read.tries, read.losses):
         assert type(count) is int
         assert 0 <= count < 10**9
@@ -333,5 +348,5 @@ def test_an_arbitrary_attempt_never_raises(retries: Any, nesting: Any) -> None:
     ids=lambda since: repr(since)[:10],
 )
 def test_a_moment_that_is_none_is_forgotten(since: Any) -> None:
-    read = Delivery.of(request({"attempt": "0.0", "since": since, "last": since}))
+    read = Delivery.of(request({ATTEMPT: "0.0", SINCE: since, LAST: since}))
     assert (read.since, read.last) == (None, None)

@@ -726,7 +726,7 @@ def test_a_loss_is_reported_to_the_body_first_and_then_to_the_sinks_once(bench: 
     )
     bench.store.free(lease.key, None)
     bench.advance(60)
-    assert order == ["body", "lease-lost"]
+    assert order == ["body", EventName.LEASE_LOST]
     (event,) = bench.events
     assert event.name is EventName.LEASE_LOST
     assert (event.key, event.task, event.task_id) == (lease.key, "app.sync", "t")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
 import select
 import signal
@@ -451,13 +452,46 @@ def need(library: str) -> None:
         pytest.skip(f"{library} is not installed")
 
 
-@pytest.fixture(params=LIBRARIES)
-def green(request: pytest.FixtureRequest) -> Callable[[str], str]:
+#: Runs the programs that are written to it, a line each, and writes what each has printed.
+SERVE = """
+import contextlib, io, json, sys, traceback
+for line in sys.stdin:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            exec(json.loads(line), dict(globals()))
+        except BaseException:
+            traceback.print_exc()
+    print(json.dumps(out.getvalue()), flush=True)
+"""
+
+
+@pytest.fixture(scope="module", params=LIBRARIES)
+def green(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
     """``green(code)``: what a program prints whose threads are greenlets."""
     need(request.param)
-
     # The library patches before anything else is imported.
-    return lambda code: printed(LIBRARIES[request.param] + GREEN + code)
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", LIBRARIES[request.param] + GREEN + SERVE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        programs, outputs = process.stdin, process.stdout
+
+        def run(code: str) -> str:
+            print(json.dumps(code), file=programs, flush=True)
+            return str(json.loads(outputs.readline()))
+
+        try:
+            yield run
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (0, "")
 
 
 def printed(program: str) -> str:
@@ -477,36 +511,44 @@ def test_a_library_that_is_imported_and_has_not_patched_leaves_bodies_on_threads
     assert printed(program) == "False Body\n"
 
 
-def test_greenlets_of_one_library_are_known_beside_the_other(green: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_greenlets_of_one_library_are_known_beside_the_other(library: str) -> None:
     need("gevent")
     need("eventlet")
     code = "import gevent.monkey, eventlet\nprint(native.is_patched(), Body()._throw is not None)"
-    assert green(code) == "True True\n"
+    assert printed(LIBRARIES[library] + GREEN + code) == "True True\n"
 
 
-@pytest.mark.parametrize(
-    "blocks",
-    [
-        f"sleep({LONG})",
-        f"time.sleep({LONG})",
-        f"threading.Event().wait({LONG})",
-        f"left.settimeout({LONG}) or left.recv(1)",
-        "[sleep(0) for _ in iter(lambda: time.monotonic() < end, False)]",
-    ],
-)
-def test_a_body_in_a_greenlet_is_ended_where_it_waits(
-    green: Callable[[str], str], blocks: str
-) -> None:
+def test_a_body_in_a_greenlet_is_ended_where_it_waits(green: Callable[[str], str]) -> None:
     code = f"""
 left, right = socket.socketpair()
-end = time.monotonic() + {LONG}
-def work():
+left.settimeout({LONG})
+def yield_in_a_loop():
+    end = time.monotonic() + {LONG}
+    while time.monotonic() < end:
+        sum(range(500))  # a loop of sleep(0) alone can starve all native threads: how-to/pools.md
+        sleep(0)
+waits = {{
+    "in the library": lambda: sleep({LONG}),
+    "in time": lambda: time.sleep({LONG}),
+    "for an event": lambda: threading.Event().wait({LONG}),
+    "for a socket": lambda: left.recv(1),
+    "between calculations": yield_in_a_loop,
+}}
+def work(wait):
     body, started = Body(), []
     interrupt_natively(body, at=lambda: started)
-    return ended(body, lambda: started.append(1) or {blocks})
-print(join(spawn(work)))
+    return ended(body, lambda: started.append(1) or wait())
+for name, wait in waits.items():
+    print(name, join(spawn(work, wait)))
 """
-    assert green(code) == "ended\n"
+    assert green(code).splitlines() == [
+        "in the library ended",
+        "in time ended",
+        "for an event ended",
+        "for a socket ended",
+        "between calculations ended",
+    ]
 
 
 def test_a_body_in_the_main_greenlet_is_ended_too(green: Callable[[str], str]) -> None:
@@ -610,3 +652,96 @@ def work():
 print(join(spawn(work)))
 """
     assert green(code) == "ended\n"
+
+
+# An exception that is raised in a destructor or in a callback of a weak reference is lost.
+
+
+class _Destroyed:
+    def __init__(self, started: threading.Event, body: Body) -> None:
+        self._started, self._body = started, body
+
+    def __del__(self) -> None:
+        self._started.set()
+        end = time.monotonic() + LONG
+        while not self._body.fired and time.monotonic() < end:
+            time.sleep(0.001)
+        for _ in range(100):  # the exception is raised here
+            time.sleep(0.001)
+
+
+def _run_a_destructor_then_sleep(started: threading.Event, body: Body) -> None:
+    _Destroyed(started, body)
+    end = time.monotonic() + LONG
+    while time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _end_after_a_destructor() -> None:
+    body, started = Body(), threading.Event()
+    thread = interrupted_once_started(body, started)
+    try:
+        with pytest.raises(LeaseInterrupt):
+            body.run(lambda: _run_a_destructor_then_sleep(started, body))
+    finally:
+        thread.join()
+
+
+def test_a_body_whose_destructor_swallows_the_interrupt_is_interrupted_again() -> None:
+    _end_after_a_destructor()
+
+
+def test_a_body_on_another_thread_whose_destructor_swallows_the_interrupt_too() -> None:
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            _end_after_a_destructor()
+        except BaseException as exc:
+            failures.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert not failures
+
+
+def test_other_exceptions_that_are_lost_are_reported_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: reported.append(args.exc_type))
+    interrupt_module._catch_unraisable.cache_clear()
+    Body().interrupt()  # installs the hook
+
+    class Careless:
+        def __del__(self) -> None:
+            raise KeyError("lost")
+
+    Careless()
+    assert reported == [KeyError]
+    interrupt_module._catch_unraisable.cache_clear()
+
+
+def test_a_body_that_ends_while_it_is_interrupted_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    about_to_interrupt, ended = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        about_to_interrupt.set()
+        ended.wait(LONG)
+
+    monkeypatch.setattr(interrupt_module, "_catch_unraisable", pause)
+    body = Body()
+    thread = threading.Thread(target=body.interrupt)
+
+    def until_then() -> None:
+        thread.start()
+        assert about_to_interrupt.wait(LONG)
+
+    body.run(until_then)
+    ended.set()
+    thread.join()
+    Body().interrupt()
+    assert not interrupt_module._interrupted

@@ -9,12 +9,13 @@ import pytest
 from celery_singleton_lock.cli.commands import json_array, row_of
 from celery_singleton_lock.core.lease import Holder, Kind, Phase, Record
 from celery_singleton_lock.inspection import HeldKey
+from tests.harness.keys import name_in_store
 
 
 def records(number: int) -> list[HeldKey]:
     found = [
         Record(
-            key=f"csl:{{celery:0}}:ü:{one}",
+            key=name_in_store(f"ü:{one}"),
             kind=Kind.CLAIM if one % 2 else Kind.LEASE,
             token="a|0.0|b",
             fence=None if one % 2 else one,

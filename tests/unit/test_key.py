@@ -201,6 +201,12 @@ def test_a_template_without_placeholder_is_refused(template: str) -> None:
         maker(template)
 
 
+@pytest.mark.parametrize("template", ["account:{account_id", "account_id}"])
+def test_a_template_with_one_brace_is_named(template: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"key={template!r}: ")):
+        maker(template)
+
+
 @pytest.mark.parametrize("template", ["{missing}", "{account}", "{account_id}:{missing[x]}"])
 def test_a_template_with_an_unknown_argument_names_the_known(template: str) -> None:
     with pytest.raises(ValueError, match=r"no argument of the task \(it has: account_id, options"):

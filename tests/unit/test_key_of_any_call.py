@@ -265,10 +265,10 @@ PLAIN = st.recursive(
 @example({"b": 1, "a": {"d": [{"y": 1, "x": 2}], "c": 3}})
 @example({8, 0, 16})
 @settings(deadline=None)
-@pytest.mark.parametrize("template", ["{x}", "{x!s}", "{x!r:>5}:{y}", "{y}:{x}"])
-def test_the_order_of_a_dict_or_a_set_makes_no_key(template: str, value: Any) -> None:
-    make = maker(template, BINARY)
-    assert make.rest_of((value,), {}) == make.rest_of((backwards(value),), {})
+def test_the_order_of_a_dict_or_a_set_makes_no_key(value: Any) -> None:
+    for template in ("{x}", "{x!s}", "{x!r:>5}:{y}", "{y}:{x}"):
+        make = maker(template, BINARY)
+        assert make.rest_of((value,), {}) == make.rest_of((backwards(value),), {}), template
 
 
 @pytest.mark.parametrize(

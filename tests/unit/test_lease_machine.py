@@ -34,6 +34,7 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
+    ReleaseReply,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -160,11 +161,11 @@ class StoreLife(RuleBasedStateMachine):
         reply = self.store.release(request)
         there = self.stands()
         if there is None or there.token.attempt != token.attempt:
-            assert reply is Relation.NOT_OURS
+            assert reply is ReleaseReply.NOT_OURS
         elif there.token != token:
-            assert reply is Relation.TWIN
+            assert reply is ReleaseReply.TWIN
         else:
-            assert reply is Relation.OURS
+            assert reply is ReleaseReply.OURS
             if there.kind in (Kind.LEASE, Kind.DYING):
                 end = self.clock.now() + ttl
                 self.there = Expected(become, following or token, end) if become else None

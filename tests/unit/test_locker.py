@@ -30,6 +30,7 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
+    ReleaseReply,
     Trace,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
@@ -53,8 +54,8 @@ class CuedStore(MemoryStore):
         reply: Granted | Refused = self._perform("acquire", request, timeout)
         return reply
 
-    def release(self, request: Release, *, timeout: float = 0) -> Relation:
-        reply: Relation = self._perform("release", request, timeout)
+    def release(self, request: Release, *, timeout: float = 0) -> ReleaseReply:
+        reply: ReleaseReply = self._perform("release", request, timeout)
         return reply
 
     def _perform(self, name: str, request: Any, timeout: float) -> Any:
@@ -293,7 +294,7 @@ def test_a_release_frees_the_key_and_reports_how_long_it_was_held(bench: Bench) 
     lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     bench.clock.advance(1.5)
-    assert bench.locker.release(lease, give(lease)) is Relation.OURS
+    assert bench.locker.release(lease, give(lease)) is ReleaseReply.OURS
     assert bench.nothing_is_held()
     assert bench.events[-1].name is EventName.RELEASED
     assert bench.events[-1].data == {"held": 1.5}
@@ -404,7 +405,7 @@ def test_a_lease_that_another_has_is_not_released(bench: Bench) -> None:
     bench.store.free(KEY, None)
     other = bench.locker.acquire(request())
     assert isinstance(other, Lease)
-    assert bench.locker.release(lease, give(lease)) is Relation.NOT_OURS
+    assert bench.locker.release(lease, give(lease)) is ReleaseReply.NOT_OURS
     record = bench.store.inspect(KEY)
     assert record is not None
     assert record.token == str(other.token)
@@ -491,9 +492,9 @@ def test_a_sink_that_raises_breaks_no_lock_and_no_other_sink(
     bench.heartbeat._events.sinks.insert(0, broken)
     lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
-    assert bench.locker.release(lease, give(lease)) is Relation.OURS
+    assert bench.locker.release(lease, give(lease)) is ReleaseReply.OURS
     assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.RELEASED]
-    assert "failed on the event 'acquired'" in caplog.text
+    assert f"failed on the event '{EventName.ACQUIRED}'" in caplog.text
 
 
 # --- a dead holder on this host ------------------------------------------------------------------

@@ -1,10 +1,20 @@
-"""Each log line of the package says that it is ours: Celery's format shows no logger's name."""
+"""The log lines of the package: each says that it is ours, and that of an event has its parts.
+
+Celery's format shows no logger's name.
+"""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from celery_singleton_lock.core.events import Event, EventName
+from celery_singleton_lock.core.lease import Holder
+from celery_singleton_lock.instrumentation.log import log_event
+from tests.harness.log import read_event
 
 PACKAGE = Path(__file__).parents[2] / "celery_singleton_lock"
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
@@ -39,3 +49,28 @@ def test_each_log_line_begins_with_singleton() -> None:
 def test_a_line_that_does_not_is_found() -> None:
     source = 'logger.warning("the store is away")\nlogger.info(f"no {store}")'
     assert list(texts(source)) == [(1, "the store is away"), (2, "no ")]
+
+
+@pytest.mark.parametrize(
+    ("task", "task_id"), [("app.sync", "4b1c"), ("", "block-1"), ("", "")], ids=str
+)
+def test_the_tests_read_a_line_as_the_event_that_was_logged(
+    task: str, task_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = {"reason": 'started "work" is not skipped', "sequence": 2, "started": True}
+    event = Event(
+        name=EventName.PUT_BACK,
+        key="a key",
+        task=task,
+        task_id=task_id,
+        holder=Holder(worker="w@h"),
+        data=data,
+    )
+    with caplog.at_level("DEBUG"):
+        log_event(event)
+    found = read_event(f"[2026-11-24 10:00:00: INFO/MainProcess] {caplog.messages[0]}")
+    assert found is not None
+    assert (found.name, found.task, found.task_id) == (event.name, task, task_id)
+    assert found.has(key="a key", reason="started", sequence=2, started=True)
+    assert not found.has(sequence=20)
+    assert read_event("singleton: a line that is about no event") is None

@@ -14,6 +14,7 @@ import pytest
 from celery_singleton_lock.core import observers as module
 from celery_singleton_lock.core.observers import ObserverThread
 from tests.harness.deliveries import wait_until
+from tests.unit.stall import Stall, assert_a_fork_waits_for
 
 LOGGER = "celery_singleton_lock"
 
@@ -150,6 +151,34 @@ def test_a_forked_child_has_an_empty_queue() -> None:
     assert os.read(reader, 1) == b"."
     os.close(reader)
     os.close(writer)
+
+
+def test_a_fork_waits_for_the_observer_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FORK_PATIENCE", 30.0)
+    stall = Stall()
+    with module.observers.elsewhere():
+        module.observers.run(stall)
+    assert_a_fork_waits_for(stall)
+    seen: list[str] = []
+    with module.observers.elsewhere():
+        module.observers.run(lambda: seen.append(thread()))
+    module.observers.flush(30)
+    assert seen == ["singleton-observers"], "it goes on after the fork"
+
+
+def test_an_observer_may_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FORK_PATIENCE", 600.0)
+    statuses: list[int] = []
+
+    def fork() -> None:
+        if not (child := os.fork()):
+            os._exit(7)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    with module.observers.elsewhere():
+        module.observers.run(fork)
+    module.observers.flush(30)
+    assert statuses == [7]
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import threading
@@ -34,7 +33,7 @@ from celery_singleton_lock.worker.shared_memory import (
     RunningLease,
     SharedMemory,
 )
-from tests.harness.deliveries import wait_until
+from tests.harness.deliveries import wait_until_collected
 from tests.unit.flaky_store import FlakyStore
 from tests.unit.pool_child import Child, notes_of_dead
 from tests.unit.stall import Stall, assert_a_fork_waits_for
@@ -777,5 +776,5 @@ def test_a_parent_heartbeat_that_has_ended_is_forgotten_with_the_memory_that_it_
     heartbeat.start(lambda: True)
     found, memory = weakref.ref(heartbeat), weakref.ref(record._memory)
     del heartbeat, record
-    wait_until(lambda: [gc.collect(), found()][1] is None, "it is collected")
+    wait_until_collected(lambda: found() is None, "it is collected")
     assert memory() is None

@@ -20,6 +20,7 @@ from celery_singleton_lock.policy import (
     OnStoreError,
     Policy,
     Unique,
+    check_call,
     merge,
     seconds,
 )
@@ -70,16 +71,16 @@ def test_every_option_is_taken_in_all_its_forms() -> None:
         ({"zzz": 1}, TypeError, r"\(known: .*ttl"),
         ({"ttl": 0}, ValueError, "at least 0.3 seconds"),
         ({"ttl": 0.1}, ValueError, "at least 0.3 seconds"),
-        ({"ttl": -1}, ValueError, "from 0 to 1e9"),
-        ({"ttl": float("nan")}, ValueError, "from 0 to 1e9"),
-        ({"ttl": float("inf")}, ValueError, "from 0 to 1e9"),
-        ({"ttl": 10**400}, ValueError, "from 0 to 1e9"),
+        ({"ttl": -1}, ValueError, "not negative and below 1e9"),
+        ({"ttl": float("nan")}, ValueError, "not negative and below 1e9"),
+        ({"ttl": float("inf")}, ValueError, "not negative and below 1e9"),
+        ({"ttl": 10**400}, ValueError, "not negative and below 1e9"),
         ({"ttl": "60"}, TypeError, "give seconds as a number, or a timedelta"),
         ({"ttl": None}, TypeError, "give seconds as a number, or a timedelta"),
         ({"ttl": True}, TypeError, "give seconds as a number, or a timedelta"),
         ({"max_hold": 0}, ValueError, "None for no bound"),
         ({"max_hold": "1h"}, TypeError, "give seconds"),
-        ({"min_hold": -1}, ValueError, "from 0"),
+        ({"min_hold": -1}, ValueError, "not negative"),
         ({"min_hold": 20, "max_hold": 10}, ValueError, "shorter than min_hold"),
         ({"limit": 0}, ValueError, "from 1 to 1000"),
         ({"limit": 1001}, ValueError, "from 1 to 1000"),
@@ -109,7 +110,7 @@ def test_every_option_is_taken_in_all_its_forms() -> None:
         ({"uniqe": "until_done"}, TypeError, "did you mean 'unique'"),
         ({"unique_until": 5}, TypeError, "did you mean 'unique"),
         ({"unique_for": 0}, ValueError, "more than 0 seconds, or the claim ends at once"),
-        ({"unique_for": -1}, ValueError, "from 0 to 1e9"),
+        ({"unique_for": -1}, ValueError, "not negative and below 1e9"),
         ({"unique_for": None}, TypeError, "give seconds as a number, or a timedelta"),
         ({"unique_for": "1h"}, TypeError, "give seconds as a number, or a timedelta"),
         ({"on_duplicate": "return_exising"}, ValueError, "did you mean 'return_existing'"),
@@ -430,3 +431,33 @@ def test_a_period_is_given_where_until_expired_is_and_a_higher_layer_may_change_
     assert layered({"unique": "until_done", "unique_for": 7}, own).unique_for == 20
     with pytest.raises(ValueError, match=r"without unique_for.*600"):
         layered({"unique_for": 10}, {"unique": "until_expired"})
+
+
+@pytest.mark.parametrize(
+    "contradiction",
+    [
+        {"limit": 2},
+        {"on_store_error": "run"},
+        {"on_lost": "continue"},
+        {"hold_on_retry": False},
+        {"unique": "until_start", "on_duplicate": "replace"},
+    ],
+)
+def test_what_breaks_the_order_of_a_queue_is_refused_with_it(contradiction: Any) -> None:
+    name = [*contradiction][-1]
+    with pytest.raises(ValueError, match=rf'on_conflict="queue" with {name}='):
+        policy(on_conflict="queue", **contradiction)
+
+
+@pytest.mark.parametrize(("task", "call"), [("queue", "skip"), ("skip", "queue")])
+def test_a_call_can_not_leave_the_queue_of_its_task_or_enter_one(task: str, call: str) -> None:
+    with pytest.raises(ValueError, match="the order of a key is that of all its calls"):
+        check_call(lambda: policy(on_conflict=task), {"on_conflict": call}, where="call")
+
+
+def test_a_queue_takes_ten_thousand_calls_by_default_and_a_number_is_kept_in_a_message() -> None:
+    assert policy(on_conflict="queue").on_conflict.max_waiting == 10_000
+    few = OnConflict.queue(max_waiting=2)
+    assert OnConflict.of(json.loads(json.dumps(few.to_header()))) == few
+    with pytest.raises(ValueError, match="max_waiting"):
+        OnConflict.queue(max_waiting=0)

@@ -44,6 +44,7 @@ from celery_singleton_lock.message.header import HEADER
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock
+from tests.harness.keys import EVERY_NAME
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -88,8 +89,11 @@ class Bench:
         self.store = CuedStore(self.clock)
         Runtime.install(self.app, Runtime(self.app, store=self.store, clock=self.clock))
 
-    def answer_with(self, monkeypatch: pytest.MonkeyPatch, read: Callable[[str], Any]) -> None:
-        """Let the result backends of all threads answer with ``read(task_id)``."""
+    def answer_with(
+        self, monkeypatch: pytest.MonkeyPatch, read: Callable[[str], Any], timeout: float = 60
+    ) -> None:
+        """Let the result backends answer with ``read(task_id)``, each within ``timeout`` s."""
+        monkeypatch.setattr("celery_singleton_lock.publish.earlier_call._TIMEOUT", timeout)
         backend = type(self.app.backend)
         monkeypatch.setattr(backend, "_get_task_meta_for", staticmethod(read))
 
@@ -118,7 +122,7 @@ class Bench:
         return [message.headers["id"] for message in self.messages()]
 
     def claims(self) -> list[Record]:
-        return [record for record in self.store.scan("csl:*") if "}:claim|" in record.key]
+        return [record for record in self.store.scan(EVERY_NAME) if "}:claim|" in record.key]
 
     def claim(self) -> Record:
         [record] = self.claims()
@@ -206,7 +210,7 @@ def test_raise_names_the_task_and_the_seconds_that_are_left(bench: Bench) -> Non
     sync = bench.task(unique="until_done", on_duplicate="raise", unique_for=100)
     first = sync.delay()
     bench.clock.advance(30)
-    with pytest.raises(DuplicateTask, match=rf"{first.id} is queued .* since 30\.0 s") as raised:
+    with pytest.raises(DuplicateTask, match=rf"{first.id} is queued .* for 30\.0 s now") as raised:
         sync.delay()
     assert raised.value.task_id == first.id
     assert raised.value.remaining == pytest.approx(70)
@@ -411,7 +415,7 @@ def test_a_result_backend_that_does_not_answer_holds_up_no_call_and_one_thread(
 
     sync, other = bench.task(unique="until_done"), bench.task(unique="until_done")
     first, second = sync.delay(), other.delay()
-    bench.answer_with(monkeypatch, hang)
+    bench.answer_with(monkeypatch, hang, timeout=0.1)
     assert sync.delay().id == first.id
     assert other.delay().id == second.id
     assert (asked, answered.is_set()) == ([first.id], False), "the second is not asked about"
@@ -420,6 +424,7 @@ def test_a_result_backend_that_does_not_answer_holds_up_no_call_and_one_thread(
     assert thread is not None
     assert thread.daemon, "the interpreter does not wait for it"
     thread.join(60)
+    bench.answer_with(monkeypatch, hang)
     assert other.delay().id != second.id
 
 
@@ -488,7 +493,7 @@ def test_raise_says_when_the_next_call_of_the_period_may_be_made(bench: Bench) -
     sync = bench.task(on_duplicate="raise", **PERIOD)
     first = sync.delay()
     bench.clock.advance(30)
-    expected = rf"{first.id} is published .* since 30\.0 s.* ends in 70 s, whatever becomes"
+    expected = rf"{first.id} is published .* for 30\.0 s now.* ends in 70 s, whatever becomes"
     with pytest.raises(DuplicateTask, match=expected) as raised:
         sync.delay()
     assert raised.value.remaining == pytest.approx(70)

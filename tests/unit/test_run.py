@@ -12,10 +12,17 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_singleton_lock import LeaseLost, OnConflict, current_lease, singleton_task
+from celery_singleton_lock import LeaseLost, LockConflict, OnConflict, current_lease, singleton_task
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.store import Acquire, Call, Granted, Refused, Relation, Release
+from celery_singleton_lock.core.store import (
+    Acquire,
+    Call,
+    Granted,
+    Refused,
+    Release,
+    ReleaseReply,
+)
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.message.header import NONCE_KEY
 from celery_singleton_lock.runtime import Runtime
@@ -23,7 +30,8 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import run as run_module
 from celery_singleton_lock.task.interrupt import LeaseInterrupt, is_loss
 from celery_singleton_lock.task.run import TaskRun
-from celery_singleton_lock.testing import ManualClock, SingletonStore, lose_lease
+from celery_singleton_lock.testing import ManualClock, SingletonStore, hold_lock, lose_lease
+from tests.harness.keys import EVERY_NAME
 
 UNREACHABLE = "redis://127.0.0.1:1/0"
 
@@ -41,7 +49,7 @@ class LateStore(MemoryStore):
             raise StoreUnavailable("timed out")
         return super().acquire(request, timeout=timeout)
 
-    def release(self, request: Release, *, timeout: float = 0) -> Relation:
+    def release(self, request: Release, *, timeout: float = 0) -> ReleaseReply:
         if self.silent:
             self.on_their_way.append(request)
             raise StoreUnavailable("timed out")
@@ -85,7 +93,7 @@ def test_a_release_of_an_unanswered_acquire_that_comes_late_frees_no_later_grant
     app.close()
     assert len(held) == 1, "it has not run"
     assert held[0] is not None, "its key was free while it ran"
-    assert [*store.scan("csl:*")] == []
+    assert [*store.scan(EVERY_NAME)] == []
 
 
 def test_the_retry_of_a_run_without_lease_and_claim_computes_no_key_again() -> None:
@@ -232,7 +240,7 @@ def test_a_soft_time_limit_just_before_an_early_release_leaves_no_lease(
     state = trace("t", ["k"], {}, {**message, "callbacks": [linked.s()]}).info
     app.close()
     assert isinstance(state.retval, SoftTimeLimitExceeded)
-    assert (len(runtime.locker.heartbeat), [*store.scan("csl:*")]) == (0, [])
+    assert (len(runtime.locker.heartbeat), [*store.scan(EVERY_NAME)]) == (0, [])
 
 
 @pytest.fixture
@@ -242,6 +250,18 @@ def grouped(singleton_store: SingletonStore) -> Iterator[Celery]:
     singleton_store.install(app)
     yield app
     app.close()
+
+
+def test_an_eager_call_whose_key_is_held_says_that_it_takes_no_place_in_a_queue(
+    grouped: Celery,
+) -> None:
+    @singleton_task(app=grouped, name="eager", shared=False, on_conflict="queue")
+    def work() -> None: ...
+
+    with hold_lock(work):
+        refused = work.delay().result
+    assert isinstance(refused, LockConflict)
+    assert ", and an eager call takes no place in its queue. " in str(refused)
 
 
 def in_group(body: Callable[[], None]) -> None:

@@ -39,7 +39,9 @@ from celery_singleton_lock.serve.listener import Listener, event_of
 from celery_singleton_lock.serve.readings import Cached, Reading, Readings
 from celery_singleton_lock.serve.site import Site
 from celery_singleton_lock.testing import ManualClock
+from tests.harness.calls import Calls
 from tests.harness.deliveries import wait_until
+from tests.harness.listener import type_of
 from tests.harness.processes import ROOT
 
 TOKEN = "0123456789abcdef-secret"
@@ -95,7 +97,7 @@ def test_the_page_lists_what_is_held_and_finds_it_by_key_task_id_and_worker(serv
     ):
         state = server.state()
         assert (state["counts"], state["matching"]) == (
-            {"held": 2, "claimed": 0, "waiting": None},
+            {"all": 2, "held": 2, "claimed": 0, "waiting": None},
             2,
         )
         for query in ("invoice", lease.token.task_id, "BILLING", lease.key):
@@ -107,6 +109,23 @@ def test_the_page_lists_what_is_held_and_finds_it_by_key_task_id_and_worker(serv
         assert server.state(show="held", sort="key")["keys"][0]["key"] == lease.key
         assert server.state(show="?", sort="?")["matching"] == 2
     assert server.state()["keys"] == []
+
+
+def test_calls_that_wait_for_a_free_key_are_shown_with_the_next_one(server: Server) -> None:
+    runtime = Runtime.of(server.app)
+    calls = Calls(runtime.store)
+    calls.key = runtime.keyspace.lock("shop.sync", "account:42")
+    first, _ = calls.joined(2)
+    state = server.state()
+    [row] = state["keys"]
+    assert (row["key"], row["state"], row["task_id"]) == (calls.key, "free", first.task_id)
+    assert (row["calls"], row["is_free"]) == (2, True)
+    assert state["counts"] == {"all": 1, "held": 0, "claimed": 0, "waiting": 2}
+    assert server.state(show="held")["matching"] == 0
+    assert server.state(show="waiting")["matching"] == 1
+    calls.begin(first)
+    [row] = server.state()["keys"]
+    assert (row["state"], row["calls"]) == ("running", 1)
 
 
 def test_a_page_has_a_limit_but_the_search_has_none(server: Server) -> None:
@@ -128,8 +147,12 @@ def test_hostile_names_are_data_in_every_answer(server: Server) -> None:
     holder = Holder(task=HOSTILE, task_id=HOSTILE, worker=HOSTILE, since=runtime.clock.wall())
     token = Token(HOSTILE, 0, 0, "n")
     runtime.store.acquire(Acquire(slots=(key,), token=token, holder=holder, ttl=60), timeout=5)
-    server.listener.receive({"type": "singleton-acquired", "name": HOSTILE, "waited": "soon"})
-    server.listener.receive({"type": "singleton-conflict", "name": 7, "outcome": {"a": HOSTILE}})
+    server.listener.receive(
+        {"type": type_of(EventName.ACQUIRED), "name": HOSTILE, "waited": "soon"}
+    )
+    server.listener.receive(
+        {"type": type_of(EventName.CONFLICT), "name": 7, "outcome": {"a": HOSTILE}}
+    )
     answer = server.ask("/api/state")
     assert answer.content_type == "application/json"
     assert json.loads(answer.body)["keys"][0]["task"] == HOSTILE
@@ -179,6 +202,8 @@ def test_an_unknown_path_is_404_and_a_write_to_a_page_405(server: Server) -> Non
 def test_a_name_that_may_be_rebound_is_refused(server: Server, host: str, status: int) -> None:
     for path in ("/api/state", "/metrics", "/healthz", "/"):
         assert server.ask(path, headers={"host": host}).status in (status, 503)
+    no_task = server.ask("/api/explain", headers={"host": host})
+    assert no_task.status == (421 if status == 421 else 400)
     if status == 421:
         answer = server.release({"host": host, "origin": f"http://{host}"}, key="k", token="t")
         assert answer.status in (403, 421)
@@ -188,6 +213,24 @@ def test_a_name_is_allowed_on_request() -> None:
     access = Access(Options(allowed_hosts=("Locks.example",)))
     assert access.refuse_host(Request(headers={"host": "locks.example:80"})) is None
     assert access.refuse_host(Request(headers={"host": "x.locks.example"})) is not None
+
+
+# Explaining.
+
+
+def test_it_explains_a_task_as_the_command_does(server: Server) -> None:
+    answer = server.ask("/api/explain", query={"task": " no-such-task "})
+    found = json.loads(answer.body)
+    assert (found["task_id"], found["fate"]) == ("no-such-task", "unknown")
+    assert found["sentences"][:2] == [
+        "Nothing is known of no-such-task.",
+        "Its result is unknown, because the app has no result backend.",
+    ]
+
+
+def test_a_question_without_a_task_is_refused(server: Server) -> None:
+    assert server.ask("/api/explain").status == 400
+    assert server.ask("/api/explain", query={"task": " "}).status == 400
 
 
 # Releasing.
@@ -311,7 +354,7 @@ def test_only_a_loopback_address_is_not_public() -> None:
 
 def test_a_worker_event_is_read_as_the_event_that_it_was() -> None:
     fields = {
-        "type": "singleton-lease-lost",
+        "type": type_of(EventName.LEASE_LOST),
         "uuid": "id",
         "name": "t",
         "key": "k",
@@ -319,7 +362,12 @@ def test_a_worker_event_is_read_as_the_event_that_it_was() -> None:
     }
     event = event_of(fields)
     assert event is not None
-    assert (event.name, event.task, event.task_id, event.key) == ("lease-lost", "t", "id", "k")
+    assert (event.name, event.task, event.task_id, event.key) == (
+        EventName.LEASE_LOST,
+        "t",
+        "id",
+        "k",
+    )
     assert event.data["reason"] == "gone"
     for other in ("task-skipped", "singleton-of-a-newer-version", "", None, 7):
         assert event_of({"type": other}) is None
@@ -328,7 +376,9 @@ def test_a_worker_event_is_read_as_the_event_that_it_was() -> None:
 def test_an_event_that_a_worker_sends_again_is_counted_once(server: Server) -> None:
     def acquired(timestamp: float, hostname: str = "w1") -> None:
         fields = {"uuid": "id", "key": "k", "name": "t", "hostname": hostname}
-        server.listener.receive({"type": "singleton-acquired", "timestamp": timestamp, **fields})
+        server.listener.receive(
+            {"type": type_of(EventName.ACQUIRED), "timestamp": timestamp, **fields}
+        )
 
     for timestamp in (1.0, 1.0, 2.0):
         acquired(timestamp)
@@ -338,8 +388,8 @@ def test_an_event_that_a_worker_sends_again_is_counted_once(server: Server) -> N
 
 def test_a_list_that_a_worker_sends_again_is_counted_once(server: Server) -> None:
     def listed(number: int) -> list[dict[str, Any]]:
-        counts = [["acquired", "t", 0.001, 5]]
-        loss = {"type": "singleton-lease-lost", "name": "t", "key": "k", "reason": "gone"}
+        counts = [[EventName.ACQUIRED, "t", 0.001, 5]]
+        loss = {"type": type_of(EventName.LEASE_LOST), "name": "t", "key": "k", "reason": "gone"}
         about = {"hostname": "w1", "uuid": str(number), "timestamp": 1.0}
         return [{"type": "singleton-counts", "counts": counts, **about}, loss]
 
@@ -358,20 +408,24 @@ def test_a_hostile_list_is_logged_and_ends_nothing(
     for body in (
         *([], [7], 7, "x", [None], [[]]),
         [{"type": "singleton-counts"}],
-        [{"type": "singleton-counts", "counts": [["acquired", "t", 0.1]]}],
+        [{"type": "singleton-counts", "counts": [[EventName.ACQUIRED, "t", 0.1]]}],
         [{"type": "singleton-counts", "counts": 7, "hostname": []}],
         [{"type": "singleton-counts", "counts": []}, 7],
     ):
         server.listener.receive(body)
     assert "can't read" in caplog.text
-    newer = [["of-a-newer-version", "t", 0.1, 3], ["acquired", "t", 0.1, 2]]
+    newer = [["of-a-newer-version", "t", 0.1, 3], [EventName.ACQUIRED, "t", 0.1, 2]]
     server.listener.receive([{"type": "singleton-counts", "counts": newer, "uuid": "1"}])
     assert server.listener.received == 2
 
 
 def test_the_memory_of_a_listener_does_not_grow_with_the_names_of_workers(server: Server) -> None:
     for number in range(5000):
-        fields = {"type": "singleton-acquired", "hostname": f"w@pod-{number}", "timestamp": 1.0}
+        fields = {
+            "type": type_of(EventName.ACQUIRED),
+            "hostname": f"w@pod-{number}",
+            "timestamp": 1.0,
+        }
         server.listener.receive(fields)
         server.listener.receive({**fields, "hostname": "w@stays", "timestamp": float(number)})
     assert len(server.listener._last) <= 1000
@@ -466,12 +520,12 @@ def test_the_table_of_metrics_is_complete(server: Server) -> None:
     assert len(documented) == len(rows)
     data = {"outcome": "o", "reason": "r", "held": 3, "waited": 2}
     for name in EventName:
-        server.listener.receive({"type": f"singleton-{name}", "name": "t", "key": "k", **data})
+        server.listener.receive({"type": type_of(name), "name": "t", "key": "k", **data})
     server.readings.findings = (warning("eviction", "volatile-lru"),)
     holder = Holder(task="t", since=1.0)
     record = Record(key="k", kind=Kind.LEASE, token="t", fence=1, holder=holder, ttl=1.0)
     awaited = HeldKey.of(record)
-    keys = (replace(awaited, waiting=1),)
+    keys = (replace(awaited, waiting=1, calls=1),)
     server.readings.keys = Cached(
         lambda: Reading(datetime.now(UTC), keys), server.readings.clock, 60.0
     )
@@ -592,8 +646,11 @@ def test_a_request_that_does_not_arrive_does_not_keep_its_connection(
 
 
 def test_a_body_that_does_not_arrive_does_not_delay_the_end_of_the_server(
-    listening: tuple[uvicorn.Server, tuple[str, int]], caplog: pytest.LogCaptureFixture
+    listening: tuple[uvicorn.Server, tuple[str, int]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 60.0)
     server, address = listening
     with socket.create_connection(address, timeout=30) as client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")

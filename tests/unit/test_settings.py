@@ -557,7 +557,7 @@ def test_beats_of_an_app_elect_one_leader_under_its_name() -> None:
     [
         ("beat_ttl", 0.2, "at least 0.3 seconds"),
         ("beat_ttl", "60", "give seconds as a number"),
-        ("beat_ttl", -1, "give seconds from 0"),
+        ("beat_ttl", -1, "give seconds, not negative"),
         ("beat_ttl", True, "give seconds as a number"),
         ("beat_poll", 0, "at least 0.05 seconds"),
         ("beat_poll", None, "give seconds as a number"),

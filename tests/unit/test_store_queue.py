@@ -12,8 +12,8 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.testing import ManualClock
-from celery_singleton_lock.worker.dead_child import _ask
-from celery_singleton_lock.worker.store_queue import StoreQueue
+from celery_singleton_lock.worker.store_queue import StoreQueue, ask_later
+from celery_singleton_lock.worker.store_queue import ask as ask_store
 from tests.harness.deliveries import wait_until
 from tests.unit.flaky_store import FlakyStore
 from tests.unit.stall import Stall, assert_a_fork_waits_for
@@ -101,8 +101,20 @@ def test_the_main_thread_waits_for_an_unresponsive_store_once(
         return to_ask
 
     for number in range(3):
-        _ask(bench.store, f"pid {number} died", 60.0, ask(number))
+        ask_store(bench.store, f"pid {number} died", 60.0, ask(number))
     assert asked == [0]
+
+
+def test_the_main_thread_sends_no_request_that_nothing_waits_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the first one to a store that does not answer."""
+    monkeypatch.setattr(StoreQueue, "running", bench.queue)
+    asked: list[str] = []
+    ask_later(bench.store, "a message was discarded", 60.0, lambda store: asked.append("a"))
+    assert not asked
+    bench.queue.catch_up()
+    assert asked == ["a"]
 
 
 def test_the_thread_ends_with_the_last_request_and_another_one_begins(running: StoreQueue) -> None:
@@ -197,7 +209,7 @@ def test_a_request_that_comes_on_top_of_a_thousand_is_reported_and_replaces_none
     bench.queue.put(away, 60.0)
     bench.queue.catch_up()
     for number in range(1000):
-        _ask(
+        ask_store(
             bench.store,
             f"pid {number} died",
             60.0,

@@ -14,6 +14,7 @@ from celery.app.trace import build_tracer
 from celery_singleton_lock import singleton_task
 from celery_singleton_lock.message.header import NONCE_KEY
 from celery_singleton_lock.testing import SingletonStore
+from tests.harness.keys import EVERY_NAME
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Site:
 
     @property
     def kept(self) -> list[Any]:
-        return [*self.store.store.scan("csl:*")]
+        return [*self.store.store.scan(EVERY_NAME)]
 
 
 BY_NAME: dict[str, Any] = {"id": "t", "task": "work"}

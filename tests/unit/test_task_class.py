@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import weakref
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -23,6 +22,7 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.testing import hold_lock
+from tests.harness.deliveries import wait_until_collected
 
 UNREACHABLE = "redis://127.0.0.1:1/0"
 
@@ -353,8 +353,7 @@ def test_an_app_with_singleton_tasks_is_collected_once_it_is_referenced_no_more(
     assert keyed(app, Wrapped) is not None
     gone = weakref.ref(app)
     del app
-    gc.collect()
-    assert gone() is None
+    wait_until_collected(lambda: gone() is None, "it is collected")
 
 
 def test_what_an_attempt_publishes_twice_is_one_call_and_a_new_attempt_makes_another() -> None:
@@ -435,8 +434,29 @@ def test_a_body_that_would_run_after_its_release_is_refused(
     celery_app: Celery, body: Callable[..., Any]
 ) -> None:
     task: Any = singleton_task(app=celery_app, name="later", shared=False)(body)
-    with pytest.raises(TypeError, match=r"task later is a coroutine or generator function"):
-        task.delay(1)
+    for _ in range(2):  # Celery creates the task again at each use
+        with pytest.raises(TypeError, match=r"task later is a coroutine or generator function"):
+            task.delay(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"key": "{account_id}", "unique": "until_done"}, "given key, unique as attributes"),
+        ({"singleton": {"ttl": -1}}, "ttl"),
+        ({"singleton": {"key": "{nothing}"}}, "nothing"),
+    ],
+)
+def test_a_task_with_wrong_options_is_refused_at_every_use(
+    options: dict[str, Any], error: str
+) -> None:
+    def sync(account_id: int) -> None: ...
+
+    app = Celery("unit", broker="memory://", set_as_current=False)
+    task = app.task(base=SingletonTask, name="wrong", shared=False, **options)(sync)
+    for _ in range(2):  # Celery creates the task again at each use
+        with pytest.raises((TypeError, ValueError), match=error):
+            task.delay(1)
 
 
 def test_a_class_that_awaits_the_body_holds_the_key_meanwhile(celery_app: Celery) -> None:

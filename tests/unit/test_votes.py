@@ -13,6 +13,7 @@ from celery_singleton_lock.core.store import (
     Granted,
     Refused,
     Relation,
+    ReleaseReply,
     Renewal,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
@@ -120,21 +121,21 @@ def test_a_renewal(replies: str, expected: Renewal) -> None:
 @pytest.mark.parametrize(
     ("replies", "expected"),
     [
-        ("rrr__", Relation.OURS),
-        ("rrrt_", Relation.OURS),
+        ("rrr__", ReleaseReply.OURS),
+        ("rrrt_", ReleaseReply.OURS),
         ("rr___", None),
         ("rrn__", None),
-        ("nnn__", Relation.NOT_OURS),
-        ("nntd_", Relation.DONE),
-        ("rrtnn", Relation.TWIN),
+        ("nnn__", ReleaseReply.NOT_OURS),
+        ("nntd_", ReleaseReply.DONE),
+        ("rrtnn", ReleaseReply.TWIN),
     ],
 )
-def test_a_release(replies: str, expected: Relation | None) -> None:
+def test_a_release(replies: str, expected: ReleaseReply | None) -> None:
     words: dict[str, object] = {
-        "r": Relation.OURS,
-        "n": Relation.NOT_OURS,
-        "t": Relation.TWIN,
-        "d": Relation.DONE,
+        "r": ReleaseReply.OURS,
+        "n": ReleaseReply.NOT_OURS,
+        "t": ReleaseReply.TWIN,
+        "d": ReleaseReply.DONE,
         "_": PENDING,
     }
     assert votes.released(poll(*(words[letter] for letter in replies))) is expected

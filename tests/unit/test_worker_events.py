@@ -21,11 +21,12 @@ from celery_singleton_lock.instrumentation.worker_events import DROPPED_EVENTS, 
 from celery_singleton_lock.worker.event_sender import EventSender
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.harness.deliveries import wait_until
-from tests.harness.listener import Listener
+from tests.harness.listener import Listener, type_of
 from tests.unit.pool_child import Child
 
 # Of Linux.
 F_GETPIPE_SZ = 1032
+LOSS = type_of(EventName.LEASE_LOST)
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def event(name: EventName = EventName.LEASE_LOST, **data: Any) -> Event:
 def test_an_event_has_what_monitors_need_and_its_data_as_fields(pipe: EventPipe) -> None:
     send_worker_event(event(reason="gone", store=None))
     [(kind, fields)] = read(pipe)
-    assert kind == "singleton-lease-lost"
+    assert kind == LOSS
     assert fields.pop("timestamp") > 0
     assert fields == {
         "uuid": "id",
@@ -70,7 +71,7 @@ def test_an_event_has_what_monitors_need_and_its_data_as_fields(pipe: EventPipe)
 def test_of_the_events_of_each_task_only_what_is_counted_is_written(pipe: EventPipe) -> None:
     send_worker_event(event(EventName.ACQUIRED, waited=0.5, fence=1))
     send_worker_event(event(EventName.RELEASED, held=1.5))
-    assert read(pipe) == [("acquired", "work", 0.5), ("released", "work", 1.5)]
+    assert read(pipe) == [(EventName.ACQUIRED, "work", 0.5), (EventName.RELEASED, "work", 1.5)]
 
 
 @pytest.mark.parametrize(
@@ -107,9 +108,9 @@ def test_a_full_pipe_blocks_no_process_and_what_it_drops_is_counted(pipe: EventP
     send_worker_event(event())
     found += read(pipe)
     kinds = Counter(kind for kind, _ in found)
-    assert kinds["singleton-lease-lost"] == written - 1 + 1
+    assert kinds[LOSS] == written - 1 + 1
     assert sum(fields["count"] for kind, fields in found if kind == DROPPED_EVENTS) == 10
-    assert [kind for kind, _ in found[-2:]] == [DROPPED_EVENTS, "singleton-lease-lost"]
+    assert [kind for kind, _ in found[-2:]] == [DROPPED_EVENTS, LOSS]
     assert pipe.dropped == 0
 
 
@@ -117,7 +118,7 @@ def test_a_long_text_is_cut_and_an_event_that_is_too_long_is_dropped(pipe: Event
     send_worker_event(event(error="x" * 10_000))
     [(_, fields)] = read(pipe)
     assert 0 < len(fields["error"]) < select.PIPE_BUF
-    pipe.put("singleton-lease-lost", {"key": "k" * 10_000})
+    pipe.put(LOSS, {"key": "k" * 10_000})
     assert (read(pipe), pipe.dropped) == ([], 1)
 
 
@@ -143,6 +144,14 @@ def test_a_worker_leaves_its_users_pipes_their_quota(pipe: EventPipe) -> None:
         os.close(others)
 
 
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender that neither gathers events for a second nor pauses for one between two tries."""
+    for name in ("_INTERVAL", "_PAUSE"):
+        monkeypatch.setattr(f"celery_singleton_lock.worker.event_sender.{name}", 0.05)
+
+
+@pytest.mark.usefixtures("hurried")
 def test_an_event_is_sent_when_the_broker_answers_again(
     pipe: EventPipe, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,7 +168,7 @@ def test_an_event_is_sent_when_the_broker_answers_again(
 
         def is_received() -> bool:
             send_worker_event(event(number=1))
-            return bool(listener.of("singleton-lease-lost", number=1))
+            return bool(listener.of(EventName.LEASE_LOST, number=1))
 
         wait_until(is_received, "the receiver has subscribed")
         proxy.set(Mode(kind=Kind.REFUSE))
@@ -167,10 +176,10 @@ def test_an_event_is_sent_when_the_broker_answers_again(
         send_worker_event(event(number=2))
         wait_until(lambda: "wait in the worker" in caplog.text, "the sender has noticed")
         send_worker_event(event(number=3))
-        assert not listener.of("singleton-lease-lost", number=2)
+        assert not listener.of(EventName.LEASE_LOST, number=2)
         proxy.set(Mode())
-        listener.wait_for("singleton-lease-lost", number=3)
-        assert listener.of("singleton-lease-lost", number=2)
+        listener.wait_for(EventName.LEASE_LOST, number=3)
+        assert listener.of(EventName.LEASE_LOST, number=2)
         assert {one["hostname"] for one in listener.events} == {"w@host"}
         sender.end()
         assert caplog.messages.count("singleton: worker events are sent again") == 1
@@ -204,6 +213,7 @@ def test_the_end_of_a_worker_waits_only_a_moment_for_an_unresponsive_broker(
     wait_until(lambda: not sender._running.locked(), "the thread has ended with its connection")
 
 
+@pytest.mark.usefixtures("hurried")
 def test_an_unresponsive_broker_keeps_no_event_in_the_pipe(pipe: EventPipe, redis_url: str) -> None:
     url = urlsplit(redis_url)
     port = url.port or 6379
@@ -217,7 +227,7 @@ def test_an_unresponsive_broker_keeps_no_event_in_the_pipe(pipe: EventPipe, redi
 
         def is_received() -> bool:
             send_worker_event(event(number=-1))
-            return bool(listener.of("singleton-lease-lost", number=-1))
+            return bool(listener.of(EventName.LEASE_LOST, number=-1))
 
         wait_until(is_received, "the receiver has subscribed")
         proxy.set(Mode(kind=Kind.STALL))
@@ -235,8 +245,8 @@ def test_an_unresponsive_broker_keeps_no_event_in_the_pipe(pipe: EventPipe, redi
             return sum(times for name, task, _, times in rows)
 
         wait_until(lambda: counted() == 10_000, "the counts arrive")
-        wait_until(lambda: listener.of("singleton-lease-lost", number=9900), "the events too")
-        numbers = [one["number"] for one in listener.of("singleton-lease-lost")]
+        wait_until(lambda: listener.of(EventName.LEASE_LOST, number=9900), "the events too")
+        numbers = [one["number"] for one in listener.of(EventName.LEASE_LOST)]
         assert [number for number in numbers if number >= 0] == list(range(0, 10_000, 100))
         sender.end()
 

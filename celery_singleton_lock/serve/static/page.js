@@ -74,13 +74,16 @@ function fillRow(row, held, canRelease) {
   cells.name.title = held.key;
   setText(cells.badge, held.state);
   cells.badge.className = `badge ${held.is_claim ? "claim" : held.state === "running" ? "running" : "other"}`;
-  setText(cells.task, held.is_beat ? "Beat leader" : held.task || "hold()");
+  setText(cells.task, held.is_beat ? "Beat leader" : held.task || (held.is_free ? "" : "hold()"));
   setText(cells.id, held.task_id);
-  setText(cells.where, held.worker ? `${held.is_claim ? "published by " : ""}${held.worker}, pid ${held.pid}` : "");
+  if (held.is_free) setText(cells.where, "is next");
+  else setText(cells.where, held.worker ? `${held.is_claim ? "published by " : ""}${held.worker}, pid ${held.pid}` : "");
   setText(cells.age, duration(held.age));
-  setText(cells.ttl, duration(held.ttl));
-  setText(cells.waiting, held.waiting === null ? "?" : held.waiting ? String(held.waiting) : "");
-  row.button.hidden = !canRelease;
+  setText(cells.ttl, held.is_free ? "" : duration(held.ttl));
+  const waiting = (held.waiting || 0) + (held.calls || 0);
+  setText(cells.waiting, waiting ? String(waiting) : held.waiting === null && !held.is_free ? "?" : "");
+  cells.waiting.title = held.calls ? `${held.calls} in the queue of the key` : "";
+  row.button.hidden = !canRelease || held.is_free;
   row.button.setAttribute("aria-label", `Release ${held.name}`);
 }
 
@@ -105,7 +108,7 @@ function showKeys(state) {
   if (keys.length < matching) text = `The first ${keys.length} of ${matching} keys. Search to see others.`;
   if (!matching) {
     text = isSearch
-      ? "No key matches. If you look for a task: celery -A app singleton explain TASK_ID says why it ran or did not run."
+      ? "No key matches. If you look for a task, ask below why it ran or did not run."
       : "No key is held.";
   }
   setText(get("summary"), state.store.error ? "" : text);
@@ -120,7 +123,7 @@ function showStatus(state) {
   const leader = beat.leader;
   setStatus("beat", leader ? "good" : "none", "Beat leader", leader ? leader.worker : "none", leader ? `pid ${leader.pid}, for ${duration(leader.age)}` : `No Beat leads "${beat.name}"`);
   setTrouble(store.error ? `The store can't be read: ${store.error}` : "");
-  setText(get("count-all"), String(counts.held + counts.claimed));
+  setText(get("count-all"), String(counts.all));
   setText(get("count-held"), String(counts.held));
   setText(get("count-claimed"), String(counts.claimed));
   setText(get("count-waiting"), counts.waiting === null ? "?" : String(counts.waiting));
@@ -200,6 +203,23 @@ async function release(event) {
   refresh();
 }
 
+async function explain(event) {
+  event.preventDefault();
+  const answer = get("why-answer");
+  get("why-ask").disabled = true;
+  answer.replaceChildren(make("p", "", "Asking the result backend, the store and the workers …"));
+  try {
+    const response = await fetch(`api/explain?${new URLSearchParams({ task: get("why-id").value })}`);
+    if (!response.ok) throw new Error(await response.text());
+    const found = await response.json();
+    answer.replaceChildren(make("p", "badge", found.fate), ...found.sentences.map((text) => make("p", "", text)));
+  } catch (error) {
+    answer.replaceChildren(make("p", "risk", error.message));
+  }
+  get("why-ask").disabled = false;
+}
+
+get("why").addEventListener("submit", explain);
 get("form").addEventListener("submit", release);
 get("cancel").addEventListener("click", () => get("dialog").close());
 get("search").addEventListener("input", refresh);

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...core.lease import Kind, Record
-from ...core.store import OnReply, Relation, Release
+from ...core.store import OnReply, Release, ReleaseReply
 from ...errors import StoreError, StoreUnavailable
 
 # The second try uses a new connection: a restart of the server breaks all idle connections.
@@ -64,16 +64,16 @@ class PendingRelease:
     on_reply: OnReply
     others: PendingReleases
     keys: Sequence[str]
-    reply: Relation | None = None
+    reply: ReleaseReply | None = None
     unanswered: bool = False
 
     def acknowledge(self, reply: Any) -> None:
         """Take the reply. An error reply means that the release was not carried out."""
         if reply == b"released":
-            self.others.end(self, Relation.OURS)
+            self.others.end(self, ReleaseReply.OURS)
             return
         if not isinstance(reply, Exception):
-            self.reply = Relation(reply.decode())
+            self.reply = ReleaseReply(reply.decode())
         # A loss is reported after the operation whose connection read this reply, because the
         # report sends another request.
         self.others.lost.append(self)
@@ -94,7 +94,7 @@ class PendingReleases:
         release: Sends a release and waits for its reply, for the given number of seconds.
     """
 
-    def __init__(self, release: Callable[[Release, float], Relation]) -> None:
+    def __init__(self, release: Callable[[Release, float], ReleaseReply]) -> None:
         self._release = release
         self._open: set[PendingRelease] = set()
         self._ended: deque[PendingRelease] = deque()
@@ -118,7 +118,7 @@ class PendingReleases:
         self._open.discard(pending)
         self._forget(pending)
 
-    def end(self, pending: PendingRelease, outcome: Relation | StoreError) -> None:
+    def end(self, pending: PendingRelease, outcome: ReleaseReply | StoreError) -> None:
         """Call ``on_reply`` with the outcome, unless the release has ended already."""
         try:
             self._open.remove(pending)
@@ -196,8 +196,8 @@ class PendingReleases:
         except StoreUnavailable as exc:
             pending.unanswered |= exc.was_sent
             raise
-        if reply is Relation.OURS:
-            self.end(pending, Relation.OURS)
+        if reply is ReleaseReply.OURS:
+            self.end(pending, ReleaseReply.OURS)
 
     def _forget(self, pending: PendingRelease) -> None:
         for key in pending.keys:
@@ -205,7 +205,7 @@ class PendingReleases:
                 self._latest.pop(key, None)
 
     def _retry(self, pending: PendingRelease, timeout: float) -> StoreUnavailable | None:
-        outcome: Relation | StoreError
+        outcome: ReleaseReply | StoreError
         for _ in range(_TRIES):
             try:
                 outcome = self._release(pending.request, timeout)
@@ -220,5 +220,5 @@ class PendingReleases:
         return outcome if isinstance(outcome, StoreUnavailable) else None
 
 
-def _ignore(outcome: Relation | StoreError, unanswered: bool) -> None:
+def _ignore(outcome: ReleaseReply | StoreError, unanswered: bool) -> None:
     """Replaces an ``on_reply`` that has been called."""

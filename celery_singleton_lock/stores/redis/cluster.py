@@ -54,6 +54,7 @@ from ...core.store import (
     Refused,
     Relation,
     Release,
+    ReleaseReply,
     Renewal,
 )
 from ...errors import SettingsError, StoreError, StoreUnavailable
@@ -413,7 +414,7 @@ class ClusterStore(RedisStore):
             self._settle_remote(request.token, replace(claim, phase=None), timeout)
         return reply
 
-    def release(self, request: Release, *, timeout: float) -> Relation:
+    def release(self, request: Release, *, timeout: float) -> ReleaseReply:
         claim = _remote_claim(request.keys[0], request.claim)
         if claim is None:
             return super().release(request, timeout=timeout)
@@ -421,8 +422,8 @@ class ClusterStore(RedisStore):
         record = None if claim.phase is None else self._read(request.keys[0], timeout)
         is_kept = record is not None and record.kind is Kind.DYING
         reply = super().release(replace(request, claim=None), timeout=timeout)
-        frees = reply is not Relation.TWIN and claim.phase is None
-        if frees or (reply is Relation.OURS and not is_kept):
+        frees = reply is not ReleaseReply.TWIN and claim.phase is None
+        if frees or (reply is ReleaseReply.OURS and not is_kept):
             self._settle_remote(request.token, claim, timeout)
         return reply
 

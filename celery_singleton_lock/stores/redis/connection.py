@@ -62,6 +62,9 @@ OPERATOR_TIMEOUT: Final = 2.0
 # The exceptions that redis-py raises while it reads. For a reply that is not RESP, int() raises a
 # ValueError.
 _READ_ERRORS: Final = (redis.exceptions.RedisError, OSError, ValueError)
+# What a server says of a right that a script lacks; it does not say which right.
+_DENIED_IN_SCRIPT: Final = "The user executing the script can't run this command"
+_WHICH_RIGHT: Final = "; `celery -A ... singleton doctor` says which rights are missing"
 # The read errors that are no replies to a command: the connection is broken, or no Redis answers.
 _BROKEN: Final = (
     redis.exceptions.ConnectionError,
@@ -593,7 +596,8 @@ def _mapped(error: Exception, address: str) -> StoreError:
     if "cluster support disabled" in str(error):
         return StoreError(f"{address} belongs to no Redis Cluster: name it redis:// ({error})")
     # Permanent, such as a wrong type or a missing right.
-    return StoreError(f"the store refuses: {error}")
+    more = _WHICH_RIGHT if _DENIED_IN_SCRIPT in str(error) else ""
+    return StoreError(f"the store refuses: {error}{more}")
 
 
 # --- options -----

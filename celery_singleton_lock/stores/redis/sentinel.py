@@ -1,19 +1,17 @@
 """Connections to the master that Redis Sentinel reports.
 
 Guarantees
-    A new connection leads to a server that reports the role of a master. After any failure of a
-    connection the sentinels are asked again, one after the other.
+    A new connection leads to a server that a sentinel names now, and that reports the role of a
+    master. After any failure of a connection the next sentinel is asked.
 
 Non-guarantees
     A single master: an old master still answers a process that can reach it, until a sentinel
     demotes it. ``wait_replicas`` and ``min-replicas-to-write`` make this window smaller. Only the
     fence protects a resource in it.
 
-State model of the master::
-
-    unknown --a sentinel reports it, and ROLE says master--> known --any failure--> unknown
-
-The sentinels are asked only when a new connection is opened, not while an idle one is available.
+The sentinels are asked whenever a connection is opened, not while an idle one is available. An
+address that was noted before would lead to a master that has died meanwhile, and is back without
+data until it is demoted.
 """
 
 from __future__ import annotations
@@ -75,10 +73,9 @@ class SentinelConnections(Connections):
         sentinel = Connections(alone, kwargs)
         #: The connections to each sentinel that the URL names.
         self.sentinels = deque(sentinel.at(*address) for address in dict.fromkeys(parsed.hosts))
-        self._master: tuple[str, int] | None = None
 
     def new(self, timeout: float, **options: Any) -> Any:
-        host, port = self._master = self._master or self._discovered(timeout)
+        host, port = self._discovered(timeout)
         return super().new(timeout, host=host, port=port)
 
     def greet(self, client: Any) -> None:
@@ -100,11 +97,8 @@ class SentinelConnections(Connections):
 
     def drop(self) -> None:
         super().drop()
-        if self._master is not None:
-            # The sentinel that reported this master may be cut off from the others, so the next
-            # sentinel is asked first.
-            self._master = None
-            self.sentinels.rotate(-1)
+        # The sentinel that named this master may be cut off from the others.
+        self.sentinels.rotate(-1)
 
     def close(self) -> None:
         super().close()

@@ -53,9 +53,11 @@ from ...core.store import (
     GrantedArguments,
     Mark,
     OnReply,
+    QueuedRelease,
     Refused,
     Relation,
     Release,
+    ReleaseReply,
     Renewal,
     ReplaceArguments,
     Replaced,
@@ -68,6 +70,7 @@ from ..eviction import risk
 from ..urls import StoreUrl
 from . import scripts
 from .async_release import PendingReleases
+from .call_queue import RedisCallQueue, hint_of
 from .connection import OPERATOR_TIMEOUT, Connections
 from .wait_queue import RedisTicket, WaitQueues
 
@@ -86,6 +89,7 @@ _CAPABILITIES: Final = Capabilities(
     replaces_arguments=True,
 )
 _RELATIONS: Final = {relation.encode(): relation for relation in Relation}
+_RELEASE_REPLIES: Final = {reply.encode(): reply for reply in ReleaseReply}
 _REPLIES_TO_REPLACE: Final = {1: Replaced.YES, 0: Replaced.NOT_QUEUED, -1: Replaced.FIXED}
 # The share of the timeout in which the replicas must acknowledge. The rest is for the reply, which
 # an idle server sends up to 0.1 s late (hz). A reply after the timeout is not a grant.
@@ -135,6 +139,7 @@ class RedisStore(Store):
         self._fence_base = f"{fence_base}"
         self._wait_replicas = wait_replicas
         self._queues = WaitQueues()
+        self.call_queue = RedisCallQueue(self._run_checked, self._run)
         self._pending = PendingReleases(self._release)
         # Shards, named by their fence counters, for whose prefix the stored number of shards was
         # found equal.
@@ -186,7 +191,7 @@ class RedisStore(Store):
             found = slot_or_refusal(reply)
         if self._wait_replicas and isinstance(found, Granted) and replies[1] < self._wait_replicas:
             with suppress(StoreError):  # the ttl frees the key; no body runs with this lease
-                self.release(Release(keys=(found.key,), token=request.token), timeout=timeout)
+                self.release(request.undo(), timeout=timeout)
             raise StoreUnavailable(
                 f"{replies[1]} replica(s) had the grant of {found.key!r} in time, and "
                 f"wait_replicas asks for {self._wait_replicas}: it was given back"
@@ -203,16 +208,24 @@ class RedisStore(Store):
             found += scripts.renewals_of(len(chunk), reply)
         return found
 
-    def release(self, request: Release, *, timeout: float) -> Relation:
-        reply = self._release(request, timeout)
+    def release(self, request: Release, *, timeout: float) -> ReleaseReply:
+        release = self._release_queued if request.queued else self._release
+        reply = release(request, timeout)
         if self._pending.lost:
             self._pending.resend_lost()
         return reply
 
-    def _release(self, request: Release, timeout: float) -> Relation:
+    def _release(self, request: Release, timeout: float) -> ReleaseReply:
         (reply,) = self._pipeline([scripts.release_command(request)], timeout)
         self._loaded.add(Keyspace.shard(request.keys[0]))
-        return _RELATIONS[reply]
+        return _RELEASE_REPLIES[reply]
+
+    def _release_queued(self, request: Release, timeout: float) -> ReleaseReply:
+        assert isinstance(request, QueuedRelease)
+        reply, *call = self._run(scripts.queued_release_command(request), timeout)
+        if call:
+            request.publish(hint_of(request.keys[0], call))
+        return _RELEASE_REPLIES[reply]
 
     def release_async(self, request: Release, *, timeout: float, on_reply: OnReply) -> bool:
         if Keyspace.shard(request.keys[0]) not in self._loaded:
@@ -421,7 +434,7 @@ class RedisStore(Store):
         replies = self._connections.run(counts, OPERATOR_TIMEOUT)
         return [int(reply) for reply in replies]
 
-    def missing_rights(self, key: str) -> list[str]:
+    def missing_rights(self, key: str, *, queue_of_calls: bool = False) -> list[str]:
         """See `Store.missing_rights`.
 
         ``key`` is one for which no client waits. The method leaves nothing in the store.
@@ -435,6 +448,19 @@ class RedisStore(Store):
             ("ZCOUNT", queue, 0, 0),
             ("ZREM", queue, "you"),
         ]
+        if queue_of_calls:
+            # The others wake waiting clients alone.
+            commands = [one for one in commands if one[0] in ("ZADD", "ZREM")]
+            commands += [
+                ("EXISTS", queue),
+                ("HSET", handoffs, "you", 1),
+                ("HGET", handoffs, "you"),
+                ("HDEL", handoffs, "you"),
+                ("ZCARD", queue),
+                ("ZRANGE", queue, 0, 0),
+                ("ZRANGEBYSCORE", queue, 0, 0),
+                ("ZRANK", queue, "you"),
+            ]
         missing: list[str] = []
         for command in commands:
             try:
@@ -443,7 +469,7 @@ class RedisStore(Store):
                 if not isinstance(exc.__cause__, redis.exceptions.NoPermissionError):
                     raise
                 missing.append(command[0])
-        if "BLPOP" in missing:
+        if "BLPOP" in missing or "HDEL" in missing:
             self._connections.run([("DEL", handoffs)], OPERATOR_TIMEOUT)
         return missing
 
@@ -482,6 +508,13 @@ class RedisStore(Store):
             self._pending.resend_lost()
         return reply
 
+    def _run_checked(self, command: scripts.Command, timeout: float) -> Any:
+        """As :meth:`_run`, once the number of shards is known to be that of the other apps."""
+        key = command[3]
+        if Keyspace.fence(key) not in self._known_shards:
+            self._check_shards(key, timeout)
+        return self._run(command, timeout)
+
     def _pipeline(self, commands: Sequence[scripts.Command], timeout: float) -> list[Any]:
         """The reply to each command. Load the scripts into a server that has lost them."""
         try:
@@ -490,7 +523,7 @@ class RedisStore(Store):
             # The server was restarted, or SCRIPT FLUSH was called. Only the commands before the
             # first error were executed, and every script may run twice. EVAL loads and runs in one
             # step, so no other client's flush comes in between, and it needs no right to SCRIPT.
-            if commands[0][1] in (scripts.ACQUIRE.sha, scripts.ACQUIRE_ARGUMENTS.sha):
+            if commands[0][1] in scripts.ACQUIRES:
                 # The server may have lost its data, with the number of shards, too.
                 if self._loaded:
                     self._connections.note_other_server()
@@ -651,7 +684,7 @@ def _is_of_type(reply: Any) -> bool:
 
 def _problem_with(name: str, kind: bytes, ttl_ms: int) -> str:
     """The problem with a key; empty: none."""
-    if kind not in (b"string", b"none") and not Keyspace.is_wait_queue(name):
+    if kind not in (b"string", b"none") and not Keyspace.is_queue(name):
         return f"is a {kind.decode()}, not a string"
     return "has no expiry" if ttl_ms == -1 and not Keyspace.stays(name) else ""
 

@@ -17,7 +17,7 @@ import redis
 from ...core import native
 from ...core.clock import Clock
 from ...core.lease import Token
-from ...core.store import Acquire, Admit, ConnectionWatch, Granted, Refused, Relation, Release
+from ...core.store import Acquire, Admit, ConnectionWatch, Granted, Refused, Release, ReleaseReply
 from ...errors import StoreError, StoreUnavailable
 from ..redis.scripts import Command, release_command, with_source
 from ..redis.store import RedisStore, slot_or_refusal
@@ -245,10 +245,10 @@ class Node:
         """See `Store.admit`."""
         return votes.answer(request.key, self.store.admit(request, timeout=NODE_TIMEOUT))
 
-    def release(self, command: Command, packed: bytes) -> Relation:
+    def release(self, command: Command, packed: bytes) -> ReleaseReply:
         """See `Store.release`."""
         self._send_owed()
-        return Relation(self.store.send(command, packed).decode())
+        return ReleaseReply(self.store.send(command, packed).decode())
 
     def stop(self, *, at_once: bool = False) -> None:
         """End the thread after all queued requests, or ``at_once``: after the current one."""

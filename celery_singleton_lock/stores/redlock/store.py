@@ -81,6 +81,7 @@ from ...core.store import (
     Refused,
     Relation,
     Release,
+    ReleaseReply,
     Renewal,
     Store,
     Trace,
@@ -160,7 +161,7 @@ class RedlockStore(Store):
         )
         return votes.renewed(poll, len(leases))
 
-    def release(self, request: Release, *, timeout: float) -> Relation:
+    def release(self, request: Release, *, timeout: float) -> ReleaseReply:
         """See `Store.release`. OURS if a majority had the lease; sent to all nodes in any case."""
         poll, reply = self._release(request, timeout, votes.released)
         if reply is None:
@@ -461,8 +462,8 @@ class RedlockStore(Store):
         self._release(request, _GIVE_BACK_TIMEOUT, lambda poll: len(poll.answers) >= replies)
 
     def _release(
-        self, request: Release, timeout: float, decide: Callable[[Poll[Relation]], D]
-    ) -> tuple[Poll[Relation], D]:
+        self, request: Release, timeout: float, decide: Callable[[Poll[ReleaseReply]], D]
+    ) -> tuple[Poll[ReleaseReply], D]:
         command = scripts.release_command(request)
         packed = scripts.pack(command)
         return self._fanout.ask(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
 from ...core.lease import LossReason, Record
-from ...core.store import RENEWED, Authorization, Granted, Refused, Relation, Renewal
+from ...core.store import RENEWED, Authorization, Granted, Refused, Relation, ReleaseReply, Renewal
 from ...errors import StoreError, StoreUnavailable
 
 T = TypeVar("T")
@@ -197,22 +197,22 @@ def _renewed(poll: Poll[list[Renewal]], replies: Sequence[Renewal]) -> Renewal:
     return LossReason.REPLACED if LossReason.REPLACED in replies else LossReason.GONE
 
 
-def released(poll: Poll[Relation]) -> Relation | None:
+def released(poll: Poll[ReleaseReply]) -> ReleaseReply | None:
     """OURS if a majority had the lease until now; None: the silent nodes decide.
 
     The majority takes precedence: a twin that contends with the holder may have a vote for a
     moment, but the holder's result counts. Without a majority, one node that knows of a twin
     decides.
     """
-    had = poll.answers.count(Relation.OURS)
+    had = poll.answers.count(ReleaseReply.OURS)
     if had >= poll.majority:
-        return Relation.OURS
+        return ReleaseReply.OURS
     if len(poll.answers) - had <= poll.nodes - poll.majority:
         return None
-    for reply in (Relation.DONE, Relation.TWIN):
+    for reply in (ReleaseReply.DONE, ReleaseReply.TWIN):
         if reply in poll.answers:
             return reply
-    return Relation.NOT_OURS
+    return ReleaseReply.NOT_OURS
 
 
 def authorized(poll: Poll[Authorization]) -> Authorization | None:

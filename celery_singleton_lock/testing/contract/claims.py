@@ -10,7 +10,7 @@ from typing import Any
 
 from ...core.key import Keyspace
 from ...core.lease import Holder, Kind, LossReason, Phase, Record, Token
-from ...core.store import RENEWED, Granted, MarkerState, Relation, Store
+from ...core.store import RENEWED, Granted, MarkerState, Relation, ReleaseReply, Store
 from . import steps as do
 from .steps import HOLDER, KEYSPACE, LONG, PUBLISHER, Part
 
@@ -191,9 +191,9 @@ class ClaimContract(Part):
             record = do.refused_by(store, claim, arriving)
             assert (record.kind, record.token) == (Kind.CLAIM, token.task)
             assert do.renew_one(store, claim, arriving, self.SHORT) is LossReason.REPLACED
-            assert do.give(store, claim, arriving) is Relation.NOT_OURS
-            kind = Kind.COOLING
-            assert do.give(store, claim, arriving, become=kind, become_ttl=1) is Relation.NOT_OURS
+            assert do.give(store, claim, arriving) is ReleaseReply.NOT_OURS
+            reply = do.give(store, claim, arriving, become=Kind.COOLING, become_ttl=1)
+            assert reply is ReleaseReply.NOT_OURS
         assert do.is_claimed(store, claim, token)
 
     # --- settle_claim ----------------------------------------------------------------------------
@@ -455,7 +455,7 @@ class ClaimContract(Part):
 
     def test_a_release_frees_the_claim_of_its_task(self, store: Store) -> None:
         key, claim, token = do.started(store)
-        assert do.give(store, key, token, claim=do.freed(claim)) is Relation.OURS
+        assert do.give(store, key, token, claim=do.freed(claim)) is ReleaseReply.OURS
         assert store.inspect(claim) is None
         following = do.publish(store, claim)
         do.give(store, key, token, claim=do.freed(claim))  # Sent again.
@@ -468,7 +468,7 @@ class ClaimContract(Part):
                 options = do.becoming(kind, token)
                 for is_first in (True, False):  # Sent again, with any reply.
                     reply = do.give(store, key, token, claim=do.becomes(claim, phase), **options)
-                    assert reply is Relation.OURS or not is_first
+                    assert reply is ReleaseReply.OURS or not is_first
                     assert do.is_claimed(store, claim, token, phase, 2 * LONG)
 
     def test_a_release_recreates_a_claim_that_has_vanished(self, store: Store) -> None:
@@ -481,7 +481,7 @@ class ClaimContract(Part):
         for phase in (None, *Phase):
             key, claim, other = do.published(store)
             token = do.take(store, key, do.new_token(f"{other.task_id}d"))
-            assert do.give(store, key, token, claim=do.becomes(claim, phase)) is Relation.OURS
+            assert do.give(store, key, token, claim=do.becomes(claim, phase)) is ReleaseReply.OURS
             assert do.is_claimed(store, claim, other)
 
     def test_a_release_changes_no_claim_where_a_twin_has_the_key(self, store: Store) -> None:
@@ -489,7 +489,7 @@ class ClaimContract(Part):
             key, claim, winner = do.published(store, phase=Phase.RUNNING)
             do.take(store, key, winner)
             loser = do.new_token(winner.task_id)
-            assert do.give(store, key, loser, claim=do.becomes(claim, phase)) is Relation.TWIN
+            assert do.give(store, key, loser, claim=do.becomes(claim, phase)) is ReleaseReply.TWIN
             assert do.is_claimed(store, claim, winner, Phase.RUNNING)
 
     def test_where_the_key_was_lost_a_claim_is_only_freed(self, store: Store) -> None:
@@ -499,9 +499,9 @@ class ClaimContract(Part):
                 do.take(store, key)
             for phase in Phase:
                 reply = do.give(store, key, token, claim=do.becomes(claim, phase))
-                assert reply is Relation.NOT_OURS
+                assert reply is ReleaseReply.NOT_OURS
                 assert do.is_claimed(store, claim, token, Phase.RUNNING)
-            assert do.give(store, key, token, claim=do.freed(claim)) is Relation.NOT_OURS
+            assert do.give(store, key, token, claim=do.freed(claim)) is ReleaseReply.NOT_OURS
             assert store.inspect(claim) is None
             do.give(store, key, token, claim=do.becomes(claim, Phase.QUEUED))
             assert store.inspect(claim) is None
@@ -517,20 +517,21 @@ class ClaimContract(Part):
                 before = store.inspect(claim)
                 assert (before is not None) is kept
                 reply = do.give(store, key, token, claim=do.becomes(claim, phase))
-                assert reply is Relation.OURS
+                assert reply is ReleaseReply.OURS
                 after = store.inspect(claim)
                 assert (after and after.phase) == (before and before.phase)
         key, claim, token = do.published_and_held(store)
         do.give(store, key, token, **do.becoming(Kind.DYING, token))
-        assert do.give(store, key, token, claim=do.freed(claim)) is Relation.OURS
+        assert do.give(store, key, token, claim=do.freed(claim)) is ReleaseReply.OURS
         assert store.inspect(claim) is None
 
     def test_a_claim_is_freed_where_ones_twin_has_finished(self, store: Store) -> None:
         key, claim, token = do.published(store)
         do.mark(store, key, do.new_token(token.task_id), MarkerState.DONE)
-        assert do.give(store, key, token, claim=do.becomes(claim, Phase.QUEUED)) is Relation.DONE
+        queued = do.becomes(claim, Phase.QUEUED)
+        assert do.give(store, key, token, claim=queued) is ReleaseReply.DONE
         assert do.is_claimed(store, claim, token)
-        assert do.give(store, key, token, claim=do.freed(claim)) is Relation.DONE
+        assert do.give(store, key, token, claim=do.freed(claim)) is ReleaseReply.DONE
         assert store.inspect(claim) is None
 
     def test_a_release_that_names_no_claim_leaves_it_alone(self, store: Store) -> None:
@@ -544,7 +545,7 @@ class ClaimContract(Part):
         token = do.publish(store, claim)
         do.ask(store, slots, do.new_token())
         do.ask(store, slots, token, claim=do.running(claim))
-        assert do.give(store, slots, token, claim=do.freed(claim)) is Relation.OURS
+        assert do.give(store, slots, token, claim=do.freed(claim)) is ReleaseReply.OURS
         assert store.inspect(claim) is None
         assert store.inspect(slots[0]) is not None
 

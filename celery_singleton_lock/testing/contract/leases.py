@@ -9,12 +9,22 @@ import pytest
 
 from ...core.key import Keyspace
 from ...core.lease import Holder, Kind, LossReason, Token
-from ...core.store import RENEWED, Acquire, Granted, MarkerState, Refused, Relation, Release, Store
+from ...core.store import (
+    RENEWED,
+    Acquire,
+    Granted,
+    MarkerState,
+    Refused,
+    Relation,
+    Release,
+    ReleaseReply,
+    Store,
+)
 from ...errors import StoreError
 from . import steps as do
 from .steps import HOLDER, LONG, TIMEOUT, Part
 
-Replies: TypeAlias = list[Relation | StoreError]
+Replies: TypeAlias = list[ReleaseReply | StoreError]
 
 
 class LeaseContract(Part):
@@ -105,7 +115,7 @@ class LeaseContract(Part):
             assert do.refused(store, key, do.new_token(task_id, retries=1)) is Relation.EARLIER
             assert do.refused(store, key, do.new_token(task_id + "x")) is Relation.OTHER
             assert do.renew_one(store, key, token) is RENEWED
-            assert do.give(store, key, token) is Relation.OURS
+            assert do.give(store, key, token) is ReleaseReply.OURS
             assert store.inspect(key) is None
 
     def test_holders_and_keys_of_any_characters_come_back(self, store: Store) -> None:
@@ -145,7 +155,7 @@ class LeaseContract(Part):
         assert do.refused(store, key) is Relation.OTHER
         assert do.refused(store, key, do.new_token(token.task_id)) is Relation.TWIN
         assert do.refused(store, key, token) is Relation.TWIN
-        assert do.give(store, key, token) is Relation.OURS
+        assert do.give(store, key, token) is ReleaseReply.OURS
         assert store.inspect(key) is None
 
     # --- renew -----------------------------------------------------------------------------------
@@ -197,11 +207,11 @@ class LeaseContract(Part):
 
     def test_a_released_key_is_free_and_a_second_release_harmless(self, store: Store) -> None:
         key, token = do.held(store)
-        assert do.give(store, key, token) is Relation.OURS
+        assert do.give(store, key, token) is ReleaseReply.OURS
         assert store.inspect(key) is None
-        assert do.give(store, key, token) is Relation.NOT_OURS
+        assert do.give(store, key, token) is ReleaseReply.NOT_OURS
         other = do.take(store, key)
-        assert do.give(store, key, token) is Relation.NOT_OURS
+        assert do.give(store, key, token) is ReleaseReply.NOT_OURS
         assert do.record_of(store, key).token == str(other)
 
     def test_a_release_never_touches_anothers_key_of_any_kind(self, store: Store) -> None:
@@ -224,8 +234,8 @@ class LeaseContract(Part):
 
     def test_a_twins_release_is_answered_with_the_twin(self, store: Store) -> None:
         key, token = do.held(store)
-        assert do.give(store, key, do.new_token(token.task_id)) is Relation.TWIN
-        assert do.give(store, key, do.new_token(token.task_id, retries=1)) is Relation.NOT_OURS
+        assert do.give(store, key, do.new_token(token.task_id)) is ReleaseReply.TWIN
+        assert do.give(store, key, do.new_token(token.task_id, retries=1)) is ReleaseReply.NOT_OURS
 
     # --- slots -----------------------------------------------------------------------------------
 
@@ -295,7 +305,7 @@ class LeaseContract(Part):
 
     def test_a_release_of_all_slots_gives_back_ones_own_alone(self, store: Store) -> None:
         slots, first, second = self.two_of_three(store)
-        assert do.give(store, slots, second) is Relation.OURS
+        assert do.give(store, slots, second) is ReleaseReply.OURS
         assert do.record_of(store, slots[0]).token == str(first)
         assert store.inspect(slots[1]) is None
 
@@ -362,14 +372,14 @@ class LeaseContract(Part):
     def test_a_release_writes_the_marker_where_the_lease_is_gone(self, store: Store) -> None:
         key, token = do.new_key(), do.new_token()
         reply = do.give(store, key, token, marker=MarkerState.DONE, marker_ttl=LONG)
-        assert reply is Relation.NOT_OURS
+        assert reply is ReleaseReply.NOT_OURS
         assert do.refused(store, key, do.new_token(token.task_id)) is Relation.DONE
 
     def test_a_release_writes_no_marker_where_a_twin_has_the_key(self, store: Store) -> None:
         key, winner = do.held(store)
         loser = do.new_token(winner.task_id)
         reply = do.give(store, key, loser, marker=MarkerState.DONE, marker_ttl=LONG)
-        assert reply is Relation.TWIN
+        assert reply is ReleaseReply.TWIN
         assert do.record_of(store, key).token == str(winner)
         do.take(store, key, winner)
 
@@ -377,8 +387,8 @@ class LeaseContract(Part):
         key, winner = do.held(store)
         loser = do.new_token(winner.task_id)
         do.give(store, key, winner, marker=MarkerState.DONE, marker_ttl=LONG)
-        assert do.give(store, key, loser) is Relation.DONE
-        assert do.give(store, key, winner) is Relation.NOT_OURS
+        assert do.give(store, key, loser) is ReleaseReply.DONE
+        assert do.give(store, key, winner) is ReleaseReply.NOT_OURS
 
     def test_a_release_never_takes_a_done_marker_back(self, store: Store) -> None:
         key, token = do.marked(store, MarkerState.DONE)
@@ -413,20 +423,20 @@ class LeaseContract(Part):
         do.take(releasing, do.new_key())
         releasing.drain(timeout=TIMEOUT)
         releasing.drain(timeout=TIMEOUT)
-        assert replies == [Relation.OURS]
+        assert replies == [ReleaseReply.OURS]
 
     def test_draining_reports_all_pending_releases(self, releasing: Store) -> None:
         held = [(key, do.take(releasing, key)) for key in (do.new_key() for _ in range(4))]
         replies = [release_async(releasing, key, token) for key, token in held]
         releasing.drain(timeout=TIMEOUT)
-        assert replies == [[Relation.OURS]] * 4
+        assert replies == [[ReleaseReply.OURS]] * 4
         assert [releasing.inspect(key) for key, _ in held] == [None] * 4
 
     def test_an_asynchronous_release_never_touches_anothers_key(self, releasing: Store) -> None:
         key, holder = do.held(releasing)
         replies = release_async(releasing, key, do.new_token())
         releasing.drain(timeout=TIMEOUT)
-        assert replies == [Relation.NOT_OURS], "a loss would be taken for a release"
+        assert replies == [ReleaseReply.NOT_OURS], "a loss would be taken for a release"
         assert do.record_of(releasing, key).token == str(holder)
 
     def test_reservation_and_marker_are_written_with_it(self, releasing: Store) -> None:
@@ -449,7 +459,7 @@ def release_async(store: Store, key: str, token: Token, **options: Any) -> Repli
     """Release asynchronously, or synchronously if the store requires it; return the replies."""
     replies: Replies = []
 
-    def on_reply(reply: Relation | StoreError, is_unsure: bool) -> None:
+    def on_reply(reply: ReleaseReply | StoreError, is_unsure: bool) -> None:
         assert not is_unsure, "each try had a reply"
         replies.append(reply)
 

@@ -20,6 +20,7 @@ from ...core.store import (
     Refused,
     Relation,
     Release,
+    ReleaseReply,
     Renewal,
     Store,
 )
@@ -109,7 +110,7 @@ def held(store: Store, token: Token | None = None, **options: Any) -> tuple[str,
     return key, take(store, key, token, **options)
 
 
-def give(store: Store, key: Keys, token: Token, **options: Any) -> Relation:
+def give(store: Store, key: Keys, token: Token, **options: Any) -> ReleaseReply:
     keys = (key,) if isinstance(key, str) else key
     return store.release(Release(keys=keys, token=token, **options), timeout=TIMEOUT)
 
@@ -131,7 +132,7 @@ def becoming(kind: Kind | None, token: Token, ttl: float = LONG) -> dict[str, An
 
 
 def become(store: Store, key: str, token: Token, kind: Kind, ttl: float = LONG) -> None:
-    assert give(store, key, token, **becoming(kind, token, ttl)) is Relation.OURS
+    assert give(store, key, token, **becoming(kind, token, ttl)) is ReleaseReply.OURS
 
 
 def renew(store: Store, leases: Sequence[Lease]) -> list[Renewal]:

@@ -7,7 +7,9 @@ from celery_singleton_lock import current_lease, singleton_task
 from .models import Listing, Product
 
 
-@singleton_task(key="product:{product_id}", unique="until_start", acks_late=True)
+@singleton_task(
+    key="product:{product_id}", unique="until_start", acks_late=True, reject_on_worker_lost=True
+)
 def publish_listing(product_id: int) -> bool:
     """Show the product's stock on the marketplace.
 

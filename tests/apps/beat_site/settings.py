@@ -13,5 +13,9 @@ DATABASES = {
         "NAME": os.environ["DATABASE"],
         # Seconds: several beats write their schedules when they start.
         "OPTIONS": {"timeout": 20},
+        # None: never closed. Celery's handler of SIGTERM writes the rows in the middle of whatever
+        # the beat does. A connection that is closed in the middle of a read leaves a lock on the
+        # file, and the handler's own write would wait for it.
+        "CONN_MAX_AGE": None,
     },
 }

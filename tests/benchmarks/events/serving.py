@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.instrumentation.worker_events import EventPipe
 from celery_singleton_lock.worker.event_sender import EventSender
 from tests.benchmarks.processor import processor_seconds
@@ -74,8 +75,8 @@ def _feed(pipes: list[EventPipe], server: ServeProcess, seconds: float) -> int:
     while (passed := time.monotonic() - began) < seconds:
         for number in range(written, int(passed * RATE)):
             task, pipe = _TASKS[number // WORKERS % len(_TASKS)], pipes[number % WORKERS]
-            pipe.write(_line("acquired", task, _WAITED[number % len(_WAITED)]))
-            pipe.write(_line("released", task, _HELD[number % len(_HELD)]))
+            pipe.write(_line(EventName.ACQUIRED, task, _WAITED[number % len(_WAITED)]))
+            pipe.write(_line(EventName.RELEASED, task, _HELD[number % len(_HELD)]))
             written += 1
         if passed - scraped > SCRAPE:
             scraped = passed

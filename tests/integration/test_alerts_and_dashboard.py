@@ -1,4 +1,4 @@
-"""The alerts and the dashboard in contrib/: checked by Prometheus' own tools."""
+"""The alerts and the dashboard of the package: checked by Prometheus' own tools."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
@@ -16,11 +18,13 @@ from celery_singleton_lock.instrumentation.prometheus import PrometheusMetrics
 from tests.conftest import missing
 from tests.harness.processes import ROOT
 
-ALERTS = ROOT / "contrib/prometheus-alerts.yml"
+MONITORING = ROOT / "celery_singleton_lock/serve/monitoring"
+ALERTS = MONITORING / "prometheus-alerts.yml"
 ALERT_TESTS = ROOT / "tests/integration/prometheus-alerts.test.yml"
-DASHBOARD = json.loads((ROOT / "contrib/grafana-dashboard.json").read_text())
+DASHBOARD = json.loads((MONITORING / "grafana-dashboard.json").read_text())
 DOCS = "https://celery-singleton-lock.readthedocs.io/en/stable/"
 PAGE = (ROOT / "docs/reference/monitoring.md").read_text()
+SURFACE = (ROOT / "tests/public_surface.txt").read_text()
 
 
 def promtool(*arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -62,12 +66,37 @@ def test_the_rules_are_valid_and_each_alert_fires_and_is_quiet() -> None:
     assert len(alerts) >= 6
 
 
+@pytest.mark.parametrize(
+    ("option", "path"),
+    [("--print-alerts", ALERTS), ("--print-dashboard", MONITORING / "grafana-dashboard.json")],
+)
+def test_the_command_prints_the_file_without_a_broker_and_a_store(option: str, path: Path) -> None:
+    command = [sys.executable, "-m", "celery", "singleton", "serve", option]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == path.read_text()
+
+
+def test_the_page_has_the_alerts_and_their_expressions() -> None:
+    rules = ALERTS.read_text()
+    found = re.findall(r"- alert: (\w+)\n(.*?)(?=\n *- alert:|\Z)", rules, re.DOTALL)
+    expected = {}
+    for name, rule in found:
+        [expression] = re.findall(r"^ {8}expr: (?:>-)?(.*?)(?=^ {8}\w)", rule, re.DOTALL | re.M)
+        [seconds] = re.findall(r"^ {8}for: (\w+)$", rule, re.M) or [""]
+        expected[name] = seconds, expression.split()
+    section = PAGE[PAGE.index("## Alerts") : PAGE.index("## Dashboard")]
+    [printed] = re.findall(r"^```\n(.*?)^```$", section, re.DOTALL | re.M)
+    blocks = re.findall(r"^(\w+):(?: +# for (\w+))?\n((?:  .*\n)+)", printed, re.M)
+    assert {name: (seconds, text.split()) for name, seconds, text in blocks} == expected
+    assert re.findall(r"^\| `(\w+)` \|", section, re.M) == [name for name, _ in found]
+
+
 def test_an_alert_that_can_not_fire_is_noticed(tmp_path: Path) -> None:
     rules = tmp_path / "rules.yml"
     rules.write_text(ALERTS.read_text().replace("store_up == 0", "store_up == 2"))
     tests = tmp_path / "tests.yml"
     tests.write_text(
-        ALERT_TESTS.read_text().replace("../../contrib/prometheus-alerts.yml", "rules.yml")
+        ALERT_TESTS.read_text().replace(f"../../{ALERTS.relative_to(ROOT)}", "rules.yml")
     )
     done = promtool("test", "rules", str(tests))
     assert done.returncode == 1
@@ -103,6 +132,36 @@ def test_the_dashboard_s_queries_are_valid(tmp_path: Path) -> None:
     path.write_text(json.dumps(rules))  # JSON is YAML
     done = promtool("check", "rules", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_of_the_dashboard_s_queries_has_data_if_each_metric_has(tmp_path: Path) -> None:
+    """With the names and labels of the metrics; `test_board` asks for those of a real load."""
+    series = []
+    for kind, name, labels in re.findall(r"^metric: (\w+) (\w+)\((.*)\)$", SURFACE, re.MULTILINE):
+        given = ", ".join(f'{label}="running"' for label in labels.split(", ") if label)
+        suffix = {"counter": "_total", "histogram": "_bucket"}.get(kind, "")
+        ends = [', le="1"', ', le="+Inf"'] if kind == "histogram" else [""]
+        series += [f"{name}{suffix}{{{given}{end}}}" for end in ends]
+    queries = [each.replace("$__rate_interval", "5m") for each in expressions()]
+    queries = [f"count({each.replace('$task', '.*')}) > bool 0" for each in queries]
+    expected = [{"labels": "{}", "value": 1}]
+    tests = {
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": one, "values": "1+1x10"} for one in series],
+                "promql_expr_test": [
+                    {"expr": each, "eval_time": "9m", "exp_samples": expected} for each in queries
+                ],
+            }
+        ]
+    }
+    path = tmp_path / "dashboard.yml"
+    path.write_text(json.dumps(tests))  # JSON is YAML
+    done = promtool("test", "rules", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    path.write_text(path.read_text().replace("(celery_singleton_losses", "(celery_lost"))
+    assert "celery_lost" in promtool("test", "rules", str(path)).stderr, "the twin"
 
 
 def test_the_query_for_leases_without_an_end_counts_neither_held_nor_ended_ones(

@@ -1,0 +1,242 @@
+"""The interface of the queue of a key: its calls run one after another, in order.
+
+Overview
+    The store is the queue: every call is in it from its join until it has ended, the running one
+    too. The broker carries hints: the message of the call at the head, normally one per key. A hint
+    is no evidence of anything. A lost one costs a deadline, and a copied one costs a request,
+    because the step that grants the lease decides whether its call is the head.
+
+Guarantees
+    Each operation is one atomic step. A call keeps its place until it ends or is removed, and its
+    message is that of its newest attempt. A queue that is not empty is due for a look: at the end
+    of the lease that keeps it waiting, or at the deadline of its last hint.
+
+State model of a call::
+
+    (absent) --join--> waits --hint--> hinted --acquire--> begun --release--> (absent, ended)
+                         ^                ^                  |
+                         |                +--release, look---+
+                         +--join of its next message---------+
+
+    A call that has begun, and whose lease has ended, is hinted again by a look. If its messages are
+    acknowledged early and no newer one has joined, it is lost instead: it leaves, and never begins
+    again.
+
+Failure handling
+    An operation without a reply is repeated, and has the same reply.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .lease import Token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """A call in the queue, with its message.
+
+    Attributes:
+        key: The lock key.
+        task: The call (``Token.task``).
+        copies: How often its message was published.
+        has_begun: Whether the attempt of the message has begun.
+        message: Its message; empty: the store has none.
+        countdown: Seconds for which the key still cools down (``min_hold``).
+    """
+
+    key: str
+    task: str
+    copies: int
+    has_begun: bool
+    message: bytes
+    countdown: float = 0.0
+
+
+class CallState(StrEnum):
+    """The state of a call in a queue, as the scripts store it."""
+
+    WAITS = "w"
+    HINTED = "h"  # its message is in the broker
+    BEGUN = "b"
+    LEAVES = "x"  # it never begins again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedCall(Hint):
+    """A call in the queue, for operators.
+
+    Attributes:
+        position: The number of calls before it.
+        joined_at: When it joined, in seconds since the epoch.
+        state: Its state.
+    """
+
+    position: int
+    joined_at: float
+    state: CallState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depth:
+    """What waits in the queue of a key.
+
+    Attributes:
+        waiting: The number of calls, without one at the head that has begun.
+        oldest_at: When the first of them joined, in seconds since the epoch; None: none waits.
+    """
+
+    waiting: int
+    oldest_at: float | None
+
+
+class Place(StrEnum):
+    """The reply to a join; the script replies with the value."""
+
+    WAITING = "waiting"
+    HINTED = "hinted"  # the caller publishes the message
+    ENDED = "ended"  # the call has ended
+    FULL = "full"  # as many calls wait as may
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """A request for a place in the queue. A call that has a place keeps it.
+
+    Attributes:
+        key: The lock key.
+        token: The token of the attempt whose message it is.
+        message: The message. It replaces an older one.
+        sequence: How often this attempt was put back.
+        late: Whether the call's messages are acknowledged late.
+        max_waiting: How many calls may be in the queue; None: any number.
+        claim: The key of the call's claim, in the shard of ``key``; empty: none. If the call is new
+            in the queue, and has the claim and does not run, the claim lasts ``claim_ttl`` seconds.
+        claim_ttl: Seconds.
+    """
+
+    key: str
+    token: Token
+    message: bytes
+    late: bool
+    sequence: int = 0
+    max_waiting: int | None = None
+    claim: str = ""
+    claim_ttl: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remove:
+    """A request to take out a call that leaves, or that has ended with the attempt of ``token``.
+
+    Attributes:
+        key: The lock key.
+        token: The token of the attempt.
+        ended_ttl: Seconds for which the store remembers that the call has ended.
+        sequence: How often the message that has ended was put back. A later copy that has joined
+            keeps the place. None: no copy of the attempt does.
+        first_open: The retries of the first attempt that may still come to this key; None: none
+            may.
+        only_unbegun: Whether the call keeps its place if an attempt of it has begun.
+    """
+
+    key: str
+    token: Token
+    ended_ttl: float
+    sequence: int | None = None
+    first_open: int | None = None
+    only_unbegun: bool = False
+
+
+class Removal(StrEnum):
+    """The reply to a removal; the script replies with the value."""
+
+    REMOVED = "removed"
+    ABSENT = "absent"
+    RUNNING = "running"  # it runs, has a newer attempt, or has begun where that is not allowed
+
+
+class CallQueue(ABC):
+    """The queues of the calls of all keys in a store."""
+
+    @abstractmethod
+    def join(self, request: Join, /, *, timeout: float) -> tuple[Place, int]:
+        """Give a call a place.
+
+        Returns:
+            The reply, and how many calls are in the queue; 0 if the call had a place before, or has
+            ended.
+        """
+
+    @abstractmethod
+    def position(self, key: str, task: str, /, *, timeout: float) -> int | None:
+        """How many calls are before this one in the queue of ``key``; None: it has no place."""
+
+    @abstractmethod
+    def keys(self, shard: str, /, *, timeout: float) -> list[str]:
+        """The keys of a shard whose queues are not empty."""
+
+    @abstractmethod
+    def depths(self, keys: Sequence[str], /, *, timeout: float) -> list[Depth]:
+        """What waits in the queue of each of ``keys``, which are of one shard."""
+
+    @abstractmethod
+    def calls(
+        self, key: str, /, *, first: int = 0, most: int, messages: bool = True, timeout: float
+    ) -> list[QueuedCall]:
+        """At most ``most`` calls in the queue of ``key``, in order, from position ``first`` on.
+
+        Args:
+            key: The lock key.
+            first: The position of the first one.
+            most: The number of calls.
+            messages: Whether to read their messages, which may be large.
+            timeout: Seconds.
+        """
+
+    @abstractmethod
+    def due(self, shard: str, /, *, limit: int, timeout: float) -> list[str]:
+        """At most ``limit`` keys of a shard whose time for a look has come."""
+
+    @abstractmethod
+    def look(self, key: str, /, *, timeout: float) -> tuple[bool, Hint] | None:
+        """Hint the call at the head again, if it is late, or say that it is lost.
+
+        Returns:
+            Whether the call is lost, and the call: a lost one gets a result and is then removed,
+            another one is published. None: there is nothing to do.
+        """
+
+    @abstractmethod
+    def defer(
+        self, key: str, /, *, seconds: float, timeout: float, unpublished: Hint | None = None
+    ) -> None:
+        """Look at ``key`` in ``seconds``.
+
+        Args:
+            key: The lock key.
+            seconds: The time.
+            timeout: Seconds.
+            unpublished: A hint of the key that was not published, and so does not count as a copy:
+                the deadline of the next one would grow with each second of an outage of the broker.
+        """
+
+    @abstractmethod
+    def leave(self, key: str, task: str, /, *, timeout: float) -> Removal | Hint:
+        """Make a call that is not running leave. It never begins, and keeps the queue waiting.
+
+        Returns:
+            The call, for its result. It is then removed. A repeated request has the same reply.
+        """
+
+    @abstractmethod
+    def remove(self, request: Remove, /, *, timeout: float) -> tuple[Removal, Hint | None]:
+        """Take a call out of the queue.
+
+        Returns:
+            The reply, and the call to publish next, if the removed one was at the head.
+        """

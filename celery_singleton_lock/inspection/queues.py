@@ -1,0 +1,269 @@
+"""The calls in the queues of keys (``on_conflict="queue"``): list them, find one, cancel one.
+
+Non-guarantees
+    A list is no snapshot: calls join, begin and end while it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Final
+
+from celery import Celery
+
+from ..core.call_queue import CallQueue, CallState, Depth, QueuedCall, Removal, Remove
+from ..core.events import EventName
+from ..core.heartbeat import MAX_TIMEOUT
+from ..core.key import stored_names
+from ..core.lease import Token
+from ..core.threads import within
+from ..errors import SettingsError, StoreError, StoreUnavailable
+from ..message.stored import StoredMessage
+from ..publish.queue import emit, free_claim, publish_hint, token_of
+from ..publish.queue_results import RESULT_TIMEOUT, TAKEN_OUT, has_ended, revoke
+from ..runtime import Runtime
+from .names import ambiguous, login, without_prefix
+
+# Calls that are read in one request, with their messages; keys whose calls are counted in one.
+_READ_AT_ONCE: Final = 100
+_FOUND_AT_ONCE: Final = 1000
+_COUNTED_AT_ONCE: Final = 500
+# Seconds for which the end of a cancelled call is remembered: a copy of its message may be in the
+# broker for long.
+_WEEK: Final = 7 * 86400.0
+_STATES: Final = {
+    CallState.WAITS: "waiting",
+    CallState.HINTED: "published",
+    CallState.BEGUN: "running",
+    CallState.LEAVES: "leaving",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallInQueue:
+    """A call in the queue of a key.
+
+    Attributes:
+        key: The lock key.
+        position: Its position; 1 is the call that runs, or that runs next.
+        task: The task's name; empty: the store has no message of it, because it never waited.
+        task_id: The task's id.
+        state: ``waiting``, ``published`` (a worker has yet to begin it), ``running`` (or its lease
+            has just ended), or ``leaving`` (it never begins).
+        since: When it joined.
+        copies: How often its message was published.
+        routing_key: The routing key of its message; with most brokers the name of its queue.
+        has_begun: Whether this attempt has begun.
+        broker: The URL, without its password, of the broker of the app that made the call.
+        name: The name of the call in the store.
+    """
+
+    key: str
+    position: int
+    task: str
+    task_id: str
+    state: str
+    since: datetime
+    copies: int
+    routing_key: str
+    has_begun: bool
+    broker: str
+    name: str
+
+    @classmethod
+    def of(cls, call: QueuedCall) -> CallInQueue:
+        """The readable form of the store's ``call``."""
+        message = _message_of(call.message)
+        return cls(
+            key=call.key,
+            position=call.position + 1,
+            task=str(message.headers.get("task") or "") if message else "",
+            task_id=Token.task_id_of(call.task),
+            state=_STATES[call.state],
+            since=datetime.fromtimestamp(call.joined_at, UTC),
+            copies=call.copies,
+            routing_key=str(message.properties.get("routing_key") or "") if message else "",
+            has_begun=call.has_begun,
+            broker=message.broker if message else "",
+            name=call.task,
+        )
+
+
+def depths(app: Celery) -> dict[str, Depth]:
+    """What waits in the queues that are not empty, by key.
+
+    Empty if the store keeps no queues, or its login may not read them.
+    """
+    found: dict[str, Depth] = {}
+    for queue, keys in _keys(app):
+        for start in range(0, len(keys), _COUNTED_AT_ONCE):
+            some = keys[start : start + _COUNTED_AT_ONCE]
+            found.update(zip(some, queue.depths(some, timeout=MAX_TIMEOUT), strict=True))
+    return found
+
+
+def heads(app: Celery, most: int) -> Iterator[CallInQueue]:
+    """The first calls of at most ``most`` queues."""
+    for key in islice((key for _, keys in _keys(app) for key in keys), most):
+        if (call := first_call(app, key)) is not None:
+            yield call
+
+
+def first_call(app: Celery, key: str) -> CallInQueue | None:
+    """The first call in the queue of ``key``; None: none is in it."""
+    found = _queue_of(app).calls(key, most=1, timeout=MAX_TIMEOUT)
+    return CallInQueue.of(found[0]) if found else None
+
+
+def depth(app: Celery, key: str) -> Depth:
+    """What waits in the queue of one key."""
+    with suppress(StoreError):
+        (found,) = _queue_of(app).depths([key], timeout=MAX_TIMEOUT)
+        return found
+    return Depth(waiting=0, oldest_at=None)
+
+
+def calls_in_queue(app: Celery, key: str) -> Iterator[CallInQueue]:
+    """The calls in the queue of ``key``, the full name, in the order in which they run.
+
+    Raises:
+        SettingsError: The store keeps no queues.
+        StoreError: The store refuses the request, or does not answer.
+    """
+    return map(CallInQueue.of, _calls(_queue_of(app), key, _READ_AT_ONCE))
+
+
+def find_call(app: Celery, task_id: str) -> CallInQueue | None:
+    """The call of this task id that is in a queue; None: none is, or the login may not look."""
+    return next(find_calls(app, [task_id]), None)
+
+
+def find_calls(app: Celery, task_ids: Collection[str]) -> Iterator[CallInQueue]:
+    """The calls of these task ids that are in queues; each queue is searched once."""
+    for queue, keys in _keys(app):
+        for key in keys:
+            for call in _calls(queue, key, _FOUND_AT_ONCE, messages=False):
+                if Token.task_id_of(call.task) in task_ids:
+                    # With its message, unless it has left meanwhile.
+                    yield CallInQueue.of(next(_at(queue, call), call))
+
+
+def call_before(app: Celery, call: CallInQueue) -> CallInQueue | None:
+    """The call before ``call`` in the queue; None: it is the first."""
+    if call.position == 1:
+        return None
+    found = _queue_of(app).calls(call.key, first=call.position - 2, most=1, timeout=MAX_TIMEOUT)
+    return CallInQueue.of(found[0]) if found else None
+
+
+def find_queue(app: Celery, name: str) -> str | None:
+    """The key that ``name`` means, spelled as for `find_key`; None: no call is in its queue.
+
+    Raises:
+        AmbiguousKey: ``name`` is the short name of several keys.
+    """
+    wanted = stored_names(name)
+    found = [
+        key
+        for _, keys in _keys(app)
+        for key in keys
+        if not wanted.isdisjoint((key, without_prefix(key), without_prefix(key).partition(":")[2]))
+    ]
+    if len(found) > 1:
+        raise ambiguous(name, found)
+    return found[0] if found else None
+
+
+def cancel(app: Celery, call: CallInQueue, *, reason: str = "", user: str = "") -> bool:
+    """Take a call out of its queue before it begins; REVOKED becomes its result.
+
+    A chord counts it, its claim is freed, and the next call is published if it was at the head. A
+    call that waits for its retry can be cancelled, one that runs can't.
+
+    Args:
+        app: The app.
+        call: The call.
+        reason: Why, for the result.
+        user: Who, for the result; the login of this process by default.
+
+    Returns:
+        Whether it was taken out; False: it runs, or has left the queue.
+
+    Raises:
+        SettingsError: The store keeps no queues.
+        StoreError: The store refuses the request, or does not answer. Cancel the call again.
+        Exception: The result backend does not take the result, or does not answer. The call never
+            begins; a worker's look stores its result later, or cancel it again.
+    """
+    runtime, queue = Runtime.of(app), _queue_of(app)
+    found = queue.leave(call.key, call.name, timeout=MAX_TIMEOUT)
+    if isinstance(found, Removal):
+        return False
+    message, why = _message_of(found.message), f": {reason}" if reason else ""
+
+    def store_result() -> None:
+        if not has_ended(app, call.task_id, message):
+            revoke(app, call.task_id, message, f"{TAKEN_OUT} by {user or login()}{why}")
+
+    within(RESULT_TIMEOUT, store_result)
+    token = Token.parse(f"{call.name}|0.0|-")
+    if message is not None:
+        token = token_of(message.headers)
+        free_claim(runtime, message, timeout=MAX_TIMEOUT)
+    ttl = max(runtime.settings.marker_ttl, _WEEK)
+    request = Remove(key=call.key, token=token, ended_ttl=ttl)
+    removal, following = queue.remove(request, timeout=MAX_TIMEOUT)
+    if removal is Removal.REMOVED:
+        emit(runtime, EventName.REMOVED, call.key, call.task_id, call.task, reason="cancelled")
+    if following is not None:
+        publish_hint(app, queue, following)
+    return removal is not Removal.RUNNING
+
+
+def _queue_of(app: Celery) -> CallQueue:
+    store = Runtime.of(app).store
+    if store.call_queue is None:
+        raise SettingsError(f"the store {store.capabilities.name!r} keeps no queues of calls")
+    return store.call_queue
+
+
+def _keys(app: Celery) -> Iterator[tuple[CallQueue, list[str]]]:
+    """The keys whose queues are not empty, in one list for each shard."""
+    runtime = Runtime.of(app)
+    queue = runtime.store.call_queue
+    if queue is None:
+        return
+    for shard in runtime.keyspace.all_shards():
+        try:
+            keys = queue.keys(shard, timeout=MAX_TIMEOUT)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            return  # the login may use locks, but no queues
+        if keys:
+            yield queue, sorted(keys)
+
+
+def _calls(queue: CallQueue, key: str, most: int, *, messages: bool = True) -> Iterator[QueuedCall]:
+    first = 0
+    while some := queue.calls(key, first=first, most=most, messages=messages, timeout=MAX_TIMEOUT):
+        yield from some
+        first += most
+
+
+def _at(queue: CallQueue, call: QueuedCall) -> Iterator[QueuedCall]:
+    """The call as it is now, with its message."""
+    position = queue.position(call.key, call.task, timeout=MAX_TIMEOUT)
+    if position is not None:
+        found = queue.calls(call.key, first=position, most=1, timeout=MAX_TIMEOUT)
+        yield from (one for one in found if one.task == call.task)
+
+
+def _message_of(text: bytes) -> StoredMessage | None:
+    with suppress(ValueError):
+        return StoredMessage.from_bytes(text)
+    return None

@@ -1,0 +1,94 @@
+"""The results of calls that leave the queue of a key without a body: they are lost or cancelled.
+
+A call without a result would keep its caller, its chain and its chord waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC
+from typing import Any, Final
+
+from celery import Celery, states
+from celery.app.task import Context
+from celery.backends.base import DisabledBackend
+from celery.backends.rpc import RPCBackend
+from celery.exceptions import WorkerLostError
+from kombu.serialization import loads, prepare_accept_content
+
+from ..message.stored import StoredMessage
+
+logger = logging.getLogger("celery_singleton_lock")
+
+#: Seconds to wait for the result backend.
+RESULT_TIMEOUT: Final = 2.0
+#: The beginning of the result of a cancelled call.
+TAKEN_OUT: Final = "taken out of the queue of its key"
+
+
+# No message: the store has none of a call that joined by running, or it can't be read.
+
+
+def has_ended(app: Celery, task_id: str, message: StoredMessage | None) -> bool:
+    """Whether the result backend has the call's result; False if it keeps none that can be read.
+
+    The result of an earlier call with the same id is none: it is older than the message.
+    """
+    if isinstance(app.backend, (DisabledBackend, RPCBackend)):
+        return False
+    result = app.AsyncResult(task_id)
+    done = result.date_done if result.state in states.READY_STATES else None
+    if done is None or message is None:
+        return done is not None
+    return (done if done.tzinfo else done.replace(tzinfo=UTC)).timestamp() > message.at
+
+
+def fail_lost(app: Celery, task_id: str, message: StoredMessage | None) -> None:
+    """Store FAILURE for a call whose worker died after its message was acknowledged."""
+    error = WorkerLostError("the worker died while the body ran; its message was acknowledged")
+    request, stores = _request_of(app, task_id, message)
+    backend: Any = app.backend
+    backend.mark_as_failure(task_id, error, request=request, store_result=stores)
+
+
+def revoke(app: Celery, task_id: str, message: StoredMessage | None, reason: str) -> None:
+    """Store REVOKED for a call that never begins."""
+    request, stores = _request_of(app, task_id, message)
+    backend: Any = app.backend
+    backend.mark_as_revoked(task_id, reason, request=request, store_result=stores)
+
+
+def _request_of(app: Celery, task_id: str, message: StoredMessage | None) -> tuple[Context, bool]:
+    """The request of the message, and whether its result is stored."""
+    if message is None:  # RPC needs its queue of replies
+        return Context({"id": task_id}), not isinstance(app.backend, RPCBackend)
+    headers: dict[str, Any] = dict(message.headers)
+    properties = message.properties
+    try:
+        args, kwargs, embed = loads(
+            message.body,
+            message.content_type,
+            message.content_encoding,
+            accept=prepare_accept_content(app.conf.accept_content),
+        )
+    except Exception:
+        # This worker does not accept the content type, or lacks a class. The embedded links and
+        # chord are unknown then.
+        logger.exception("singleton: the arguments of the call %s can't be read", headers["id"])
+        args, kwargs, embed = (), {}, {}
+    request = Context(
+        {
+            **headers,
+            **(embed or {}),
+            "args": args,
+            "kwargs": kwargs,
+            "reply_to": properties.get("reply_to"),
+            "correlation_id": properties.get("correlation_id"),
+        }
+    )
+    task: Any = app.tasks.get(headers["task"])
+    ignored = headers.get("ignore_result")
+    if ignored is None:
+        ignored = getattr(task, "ignore_result", False)
+    stores = not ignored or getattr(task, "store_errors_even_if_ignored", False)
+    return request, bool(stores)

@@ -1,0 +1,438 @@
+"""The queues of the calls of all keys in the memory of this process; see `core.call_queue`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from ..core.call_queue import (
+    CallQueue,
+    CallState,
+    Depth,
+    Hint,
+    Join,
+    Place,
+    QueuedCall,
+    Removal,
+    Remove,
+)
+from ..core.clock import Clock
+from ..core.key import Keyspace
+from ..core.lease import Kind, Phase, Record, Token
+from ..core.store import (
+    ClaimChange,
+    Granted,
+    QueuedAcquire,
+    QueuedRelease,
+    Refused,
+    Relation,
+    ReleaseReply,
+)
+
+#: Seconds until the first hint is late. The time grows fourfold.
+_FIRST_DEADLINE: Final = 60.0
+_MOST_GROWTH: Final = 6
+#: Seconds that the message of the next call is delayed at most. After a longer time a look is due.
+_LONGEST_DELAY: Final = 60.0
+#: Seconds between two looks while a client without a place holds the key.
+_FOREIGN: Final = 1.0
+#: Seconds for which the end of a call is remembered if its message was published twice.
+_WEEK: Final = 7 * 86400.0
+# Refusals that say more of a message than that its call waits.
+_ENDS: Final = (Relation.DONE, Relation.SUPERSEDED, Relation.LATER)
+
+_Number = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call in a queue.
+
+    Attributes:
+        task: The call.
+        number: Attempt and sequence of the stored message.
+        message: The stored message; empty: none.
+        late: Whether its messages are acknowledged late.
+        state: One of the letters of ``call_queue.lua``.
+        copies: How often the stored message was published.
+        repeated: Whether any message of the call was published twice.
+        begun: Whether an attempt of it has begun.
+        nonce: That of the last begin of the attempt.
+        joined_at: When it joined, in seconds since the epoch.
+    """
+
+    task: str
+    number: _Number
+    message: bytes
+    late: bool
+    joined_at: float
+    state: str = "w"
+    copies: int = 0
+    repeated: bool = False
+    begun: bool = False
+    nonce: str = ""
+
+    def hint(self, key: str) -> Hint:
+        return Hint(
+            key=key,
+            task=self.task,
+            copies=self.copies,
+            has_begun=bool(self.nonce),
+            message=self.message,
+        )
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The calls of one key in order, and the time of the next look at it."""
+
+    calls: dict[str, _Call] = field(default_factory=dict)
+    due: float = 0.0
+
+    @property
+    def head(self) -> _Call | None:
+        return next(iter(self.calls.values()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of a call.
+
+    Attributes:
+        nonce: That of the delivery that has ended it.
+        first_open: The first attempt that may still come; None: none may.
+        hinted: The call that was hinted then.
+        until: When it is forgotten.
+    """
+
+    nonce: str
+    first_open: tuple[int, int] | None
+    hinted: str
+    until: float
+
+    def includes(self, token: Token) -> bool:
+        """Whether the attempt of ``token`` has ended."""
+        return self.first_open is None or (token.nesting, token.retries) < self.first_open
+
+
+class MemoryCallQueue(CallQueue):
+    """See `CallQueue`.
+
+    Args:
+        clock: The clock of the store.
+        guard: The lock of the store.
+        inspect: Returns the record that holds a key.
+        free: Deletes a key.
+        settle_claim: Changes a claim, as :meth:`Store.settle_claim`.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        guard: threading.RLock,
+        inspect: Callable[[str], Record | None],
+        free: Callable[[str], None],
+        settle_claim: Callable[[Token, ClaimChange], None],
+    ) -> None:
+        self._clock, self._guard, self._inspect, self._free = clock, guard, inspect, free
+        self._settle_claim = settle_claim
+        self._queues: dict[str, _Queue] = {}
+        self._ends: dict[tuple[str, str], _End] = {}
+
+    # --- for the store ---------------------------------------------------------------------------
+
+    def acquire(
+        self, request: QueuedAcquire, acquire: Callable[[], Granted | Refused]
+    ) -> Granted | Refused:
+        """The steps of ``queue_acquire.lua`` around those of ``acquire``."""
+        key, token = request.slots[0], request.token
+        with self._guard:
+            if self._has_ended(key, token):
+                return Refused(relation=Relation.DONE)
+            queue = self._queues.get(key, _Queue())
+            call, head = queue.calls.get(token.task), queue.head
+            number = (token.nesting, token.retries, request.sequence)
+            if call and (call.number > number or call.state == "x"):
+                return Refused(relation=Relation.SUPERSEDED)
+            is_kept = call is not None and call.number == number and call.message
+            kept = Relation.QUEUED if is_kept else Relation.UNQUEUED
+            is_newer = call is not None and call.number < number
+            if is_newer or (head is not None and head is not call):
+                return Refused(relation=kept)
+            has_begun = call is not None and call.state == "b" and call.number == number
+            begins_twice = has_begun and not request.late and self._inspect(key) is None
+            if call and begins_twice and call.nonce not in request.asked:
+                call.state, queue.due = "x", self._clock.now()
+                return Refused(relation=Relation.LOST)
+            reply = acquire()
+            if isinstance(reply, Refused):
+                if reply.relation is Relation.DONE and call is not None:
+                    queue.due = self._clock.now()
+                    self._drop(key, call)
+                elif reply.relation not in _ENDS:
+                    reply.relation = kept
+                    if head is not None:
+                        self._is_held(key, queue)
+                return reply
+            if call is None:
+                call = queue.calls[token.task] = _Call(
+                    token.task, number, b"", request.late, self._clock.wall()
+                )
+                call.copies = 1
+                self._queues[key] = queue
+            call.state, call.begun, call.late = "b", True, request.late
+            call.number, call.nonce = number, token.nonce
+            self._is_held(key, queue)
+            return reply
+
+    def release(self, request: QueuedRelease, release: Callable[[], ReleaseReply]) -> ReleaseReply:
+        """The steps of ``queue_release.lua`` around those of ``release``."""
+        key, token = request.keys[0], request.token
+        with self._guard:
+            queue = self._queues.get(key, _Queue())
+            end, call = self._end_of(key, token.task), queue.calls.get(token.task)
+            reply = release()
+            hinted: _Call | None = None
+            # Newer: a retry with another key, whose own retry has come back and joined this queue.
+            is_newer = call is not None and call.number[:2] > (token.nesting, token.retries)
+            goes_on = request.ended_ttl is None or is_newer
+            cools = self._cooling(key)
+            if end and end.nonce == token.nonce and request.ended_ttl is not None:
+                reply, found = ReleaseReply.OURS, queue.calls.get(end.hinted)
+                hinted = found if found and found.state == "h" else None
+            elif reply is ReleaseReply.OURS and call and goes_on:
+                queue.due = self._clock.now() + _FIRST_DEADLINE + request.due_in
+                if call.state == "b" and (call.late or not request.has_begun):
+                    call.state = "h"
+                elif call.state == "w":
+                    call.state, call.copies, hinted = "h", call.copies + 1, call
+            elif reply is ReleaseReply.OURS and call and request.ended_ttl is not None:
+                hinted = self._take_out(
+                    key, call, token, request.ended_ttl, request.first_open, cools
+                )
+        if hinted is not None:
+            request.publish(replace(hinted.hint(key), countdown=cools))
+        return reply
+
+    # --- for clients -----------------------------------------------------------------------------
+
+    def join(self, request: Join, *, timeout: float) -> tuple[Place, int]:
+        key, token = request.key, request.token
+        number = (token.nesting, token.retries, request.sequence)
+        with self._guard:
+            if self._has_ended(key, token):
+                return Place.ENDED, 0
+            queue = self._queues.get(key, _Queue())
+            call, depth = queue.calls.get(token.task), len(queue.calls)
+            if call is None:
+                if request.max_waiting is not None and depth >= request.max_waiting:
+                    return Place.FULL, depth
+                call = _Call(token.task, number, request.message, request.late, self._clock.wall())
+                queue.calls[token.task] = call
+                self._queues[key] = queue
+                depth += 1
+                if request.claim:
+                    ttl = request.claim_ttl
+                    change = ClaimChange(key=request.claim, phase=Phase.QUEUED, ttl=ttl)
+                    self._settle_claim(token, change)
+            elif call.state == "x":
+                return Place.WAITING, 0
+            elif call.number > number or (call.number == number and call.message):
+                return (Place.HINTED if call.state == "h" else Place.WAITING), 0
+            else:
+                call.message = request.message
+                if call.number == number:
+                    return Place.WAITING, 0
+                call.state, call.copies, call.nonce, call.number, depth = "w", 0, "", number, 0
+            record = self._inspect(key)
+            is_own = (
+                record is not None
+                and record.kind is Kind.RESERVED
+                and record.token.partition("|")[0] == token.task
+            )
+            if queue.head is call and self._hint(key, queue, is_own=is_own):
+                return Place.HINTED, depth
+            return Place.WAITING, depth
+
+    def position(self, key: str, task: str, *, timeout: float) -> int | None:
+        with self._guard:
+            calls = list(self._queues.get(key, _Queue()).calls)
+        return calls.index(task) if task in calls else None
+
+    def keys(self, shard: str, *, timeout: float) -> list[str]:
+        with self._guard:
+            return [key for key in self._queues if Keyspace.shard(key) == shard]
+
+    def depths(self, keys: Sequence[str], *, timeout: float) -> list[Depth]:
+        with self._guard:
+            return [self._depth(self._queues.get(key, _Queue())) for key in keys]
+
+    def calls(
+        self, key: str, *, first: int = 0, most: int, messages: bool = True, timeout: float
+    ) -> list[QueuedCall]:
+        with self._guard:
+            calls = [*self._queues.get(key, _Queue()).calls.values()][first : first + most]
+        return [
+            QueuedCall(
+                key=key,
+                task=call.task,
+                copies=call.copies,
+                has_begun=bool(call.nonce),
+                message=call.message if messages else b"",
+                position=position,
+                joined_at=call.joined_at,
+                state=CallState(call.state),
+            )
+            for position, call in enumerate(calls, first)
+        ]
+
+    def due(self, shard: str, *, limit: int, timeout: float) -> list[str]:
+        with self._guard:
+            now = self._clock.now()
+            due = [key for key, queue in self._queues.items() if queue.due <= now]
+        return [key for key in due if Keyspace.shard(key) == shard][:limit]
+
+    def look(self, key: str, *, timeout: float) -> tuple[bool, Hint] | None:
+        with self._guard:
+            while queue := self._queues.get(key):
+                head = queue.head
+                if head is None or self._is_held(key, queue):
+                    return None
+                if head.state == "b" and not head.late:
+                    head.state = "x"
+                if head.state == "x":
+                    queue.due = self._clock.now() + _FIRST_DEADLINE
+                    return True, head.hint(key)
+                if head.message:
+                    hinted = self._hint(key, queue)
+                    return None if hinted is None else (False, hinted.hint(key))
+                self._drop(key, head)
+        return None
+
+    def defer(
+        self, key: str, *, seconds: float, timeout: float, unpublished: Hint | None = None
+    ) -> None:
+        with self._guard:
+            call = self._call(key, unpublished.task) if unpublished else None
+            if call is not None and call.state == "h" and call.copies:
+                call.copies -= 1
+            if key in self._queues:
+                self._queues[key].due = self._clock.now() + seconds
+
+    def leave(self, key: str, task: str, *, timeout: float) -> Removal | Hint:
+        with self._guard:
+            call, record = self._call(key, task), self._inspect(key)
+            if call is None:
+                return Removal.ABSENT
+            is_holder = (
+                record is not None
+                and record.kind in (Kind.LEASE, Kind.DYING)
+                and record.token.partition("|")[0] == task
+            )
+            if is_holder or (call.state == "b" and record is not None):
+                return Removal.RUNNING
+            call.state = "x"
+            if self._queues[key].head is call:
+                self._queues[key].due = self._clock.now() + _FIRST_DEADLINE
+            return call.hint(key)
+
+    def remove(self, request: Remove, *, timeout: float) -> tuple[Removal, Hint | None]:
+        key, token = request.key, request.token
+        with self._guard:
+            call, record = self._call(key, token.task), self._inspect(key)
+            if call is None:
+                return Removal.ABSENT, None
+            kind = record.kind if record and record.token.partition("|")[0] == token.task else None
+            copy = call.number[2] if request.sequence is None else request.sequence
+            number = (token.nesting, token.retries, copy)
+            is_older = call.state != "x" and call.number > number
+            if kind is Kind.LEASE or is_older or (call.begun and request.only_unbegun):
+                return Removal.RUNNING, None
+            if kind is Kind.RESERVED:  # for its retry
+                self._free(key)
+            hinted = self._take_out(key, call, token, request.ended_ttl, request.first_open)
+            return Removal.REMOVED, hinted.hint(key) if hinted else None
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    @staticmethod
+    def _depth(queue: _Queue) -> Depth:
+        waiting = [call for call in queue.calls.values() if call is not queue.head]
+        if queue.head is not None and queue.head.state != "b":
+            waiting.insert(0, queue.head)
+        return Depth(waiting=len(waiting), oldest_at=waiting[0].joined_at if waiting else None)
+
+    def _call(self, key: str, task: str) -> _Call | None:
+        queue = self._queues.get(key)
+        return queue.calls.get(task) if queue else None
+
+    def _end_of(self, key: str, task: str) -> _End | None:
+        end = self._ends.get((key, task))
+        return end if end and self._clock.now() < end.until else None
+
+    def _has_ended(self, key: str, token: Token) -> bool:
+        end = self._end_of(key, token.task)
+        return end is not None and end.includes(token)
+
+    def _is_held(self, key: str, queue: _Queue) -> bool:
+        record = self._inspect(key)
+        if record is None:
+            return False
+        has_place = record.token.partition("|")[0] in queue.calls
+        queue.due = self._clock.now() + (record.ttl if has_place else min(record.ttl, _FOREIGN))
+        return True
+
+    def _cooling(self, key: str) -> float:
+        """Seconds for which a key cools down after a call; 0 if it does not."""
+        record = self._inspect(key)
+        return record.ttl if record is not None and record.kind is Kind.COOLING else 0.0
+
+    def _hint(
+        self, key: str, queue: _Queue, *, is_own: bool = False, delay: float = 0.0
+    ) -> _Call | None:
+        head = queue.head
+        if head is None or (not is_own and self._is_held(key, queue)):
+            return None
+        if head.state == "x" or not head.message:
+            queue.due = self._clock.now() + (_FIRST_DEADLINE if head.state == "x" else 0.0)
+            return None
+        head.state, head.copies = "h", head.copies + 1
+        head.repeated = head.repeated or head.copies > 1
+        deadline = _FIRST_DEADLINE * 4 ** min(head.copies - 1, _MOST_GROWTH)
+        queue.due = self._clock.now() + deadline + delay
+        return head
+
+    def _take_out(
+        self,
+        key: str,
+        call: _Call,
+        token: Token,
+        ttl: float,
+        first_open: int | None,
+        cools: float = 0.0,
+    ) -> _Call | None:
+        """Take out a call that has ended; returns the call that is hinted next.
+
+        Its message is delayed while the key cools down, unless that is long.
+        """
+        was_head = self._queues[key].head is call
+        until = self._clock.now() + (max(ttl, _WEEK) if call.repeated else ttl)
+        self._drop(key, call)
+        queue = self._queues.get(key)
+        hinted = None
+        if queue and was_head:
+            is_delayed = 0.0 < cools <= _LONGEST_DELAY
+            hinted = self._hint(key, queue, is_own=is_delayed, delay=cools)
+        first, task = None, hinted.task if hinted else ""
+        if first_open is not None:
+            first = (token.nesting, first_open)
+        self._ends[key, call.task] = _End(token.nonce, first, task, until)
+        return hinted
+
+    def _drop(self, key: str, call: _Call) -> None:
+        queue = self._queues[key]
+        del queue.calls[call.task]
+        if not queue.calls:
+            del self._queues[key]

@@ -1,0 +1,148 @@
+"""The queues of the calls of all keys in Redis: a sorted set and a hash for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...core.call_queue import (
+    CallQueue,
+    CallState,
+    Depth,
+    Hint,
+    Join,
+    Place,
+    QueuedCall,
+    Removal,
+    Remove,
+)
+from ...core.key import Keyspace
+from . import scripts
+
+# A number that no queue reaches.
+_ANY_NUMBER = "1e15"
+
+
+class RedisCallQueue(CallQueue):
+    """See `CallQueue`.
+
+    Args:
+        run: Runs one command, within seconds.
+        read: The same for what operators read. It writes nothing, not even the number of shards.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[scripts.Command, float], Any],
+        read: Callable[[scripts.Command, float], Any],
+    ) -> None:
+        self._run, self._read = run, read
+
+    def join(self, request: Join, *, timeout: float) -> tuple[Place, int]:
+        key, token = request.key, request.token
+        most = _ANY_NUMBER if request.max_waiting is None else f"{request.max_waiting}"
+        ordinal = [f"{token.nesting}", f"{token.retries}", f"{request.sequence}"]
+        arguments = [token.task, *ordinal, "1" if request.late else "0", request.message, most]
+        keys = [key, *Keyspace.call_queue(key), Keyspace.last_number(key)]
+        keys.append(Keyspace.ended(key, token.task))
+        if request.claim:
+            keys.append(request.claim)
+            arguments.append(scripts.milliseconds(request.claim_ttl))
+        place, *depth = self._run(scripts.QUEUE_JOIN.command(keys, arguments), timeout)
+        return Place(place.decode()), int(depth[0]) if depth else 0
+
+    def position(self, key: str, task: str, *, timeout: float) -> int | None:
+        command = scripts.QUEUE_POSITION.command([Keyspace.call_queue(key)[0]], [task])
+        found: int | None = self._run(command, timeout)
+        return found
+
+    def keys(self, shard: str, *, timeout: float) -> list[str]:
+        command = scripts.QUEUE_KEYS.command([f"{shard}:due"])
+        return [key.decode() for key in self._read(command, timeout)]
+
+    def depths(self, keys: Sequence[str], *, timeout: float) -> list[Depth]:
+        if not keys:
+            return []
+        queues = [name for key in keys for name in Keyspace.call_queue(key)[:2]]
+        found = self._read(scripts.QUEUE_DEPTHS.command(queues), timeout)
+        return [
+            Depth(waiting=waiting, oldest_at=_time_of(number[0]) if number else None)
+            for waiting, *number in found
+        ]
+
+    def calls(
+        self, key: str, *, first: int = 0, most: int, messages: bool = True, timeout: float
+    ) -> list[QueuedCall]:
+        arguments = [f"{first}", f"{first + most - 1}", "1" if messages else "0"]
+        command = scripts.QUEUE_CALLS.command([key, *Keyspace.call_queue(key)], arguments)
+        return [
+            QueuedCall(
+                key=key,
+                task=task.decode(),
+                copies=int(copies),
+                has_begun=begun == b"1",
+                message=message,
+                position=position,
+                joined_at=_time_of(number),
+                state=CallState(letter.decode()),
+            )
+            for position, (task, copies, begun, message, number, letter) in enumerate(
+                self._read(command, timeout), first
+            )
+        ]
+
+    def due(self, shard: str, *, limit: int, timeout: float) -> list[str]:
+        command = scripts.QUEUE_DUE.command([f"{shard}:due"], [f"{limit}"])
+        return [key.decode() for key in self._run(command, timeout)]
+
+    def look(self, key: str, *, timeout: float) -> tuple[bool, Hint] | None:
+        reply = self._run(scripts.QUEUE_LOOK.command([key, *Keyspace.call_queue(key)]), timeout)
+        return (reply[0] == b"lost", hint_of(key, reply[1:])) if reply else None
+
+    def defer(
+        self, key: str, *, seconds: float, timeout: float, unpublished: Hint | None = None
+    ) -> None:
+        arguments = [scripts.milliseconds(seconds), unpublished.task if unpublished else ""]
+        command = scripts.QUEUE_DEFER.command([key, *Keyspace.call_queue(key)], arguments)
+        self._run(command, timeout)
+
+    def leave(self, key: str, task: str, *, timeout: float) -> Removal | Hint:
+        word, *call = self._remove("leave", key, task, [], timeout)
+        return hint_of(key, call) if call else Removal(word.decode())
+
+    def remove(self, request: Remove, *, timeout: float) -> tuple[Removal, Hint | None]:
+        token, step = request.token, "withdraw" if request.only_unbegun else "end"
+        copy = "" if request.sequence is None else f"{request.sequence}"
+        arguments = [
+            *(f"{token.nesting}", f"{token.retries}", copy, token.nonce),
+            scripts.milliseconds(request.ended_ttl),
+            scripts.first_open_of(token, request.first_open),
+        ]
+        word, *call = self._remove(step, request.key, token.task, arguments, timeout)
+        return Removal(word.decode()), hint_of(request.key, call) if call else None
+
+    def _remove(
+        self, step: str, key: str, task: str, arguments: Sequence[str], timeout: float
+    ) -> Sequence[Any]:
+        keys = [key, *Keyspace.call_queue(key), Keyspace.ended(key, task)]
+        command = scripts.QUEUE_REMOVE.command(keys, [task, step, *arguments])
+        reply: Sequence[Any] = self._run(command, timeout)
+        return reply
+
+
+def _time_of(number: bytes) -> float:
+    """Seconds since the epoch, of the number of a call."""
+    return float(number) / 1_000_000
+
+
+def hint_of(key: str, reply: Sequence[Any]) -> Hint:
+    """The call in a reply of a script."""
+    task, copies, begun, message, *cools = reply
+    return Hint(
+        key=key,
+        task=task.decode(),
+        copies=int(copies),
+        has_begun=begun == b"1",
+        message=message,
+        countdown=cools[0] / 1000 if cools else 0.0,
+    )

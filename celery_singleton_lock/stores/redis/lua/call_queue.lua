@@ -1,0 +1,97 @@
+-- Prepended to the scripts that use the queue of the calls of a key; returns nothing by itself.
+-- The queue is a sorted set (member: the task; score: the number of the call), beside a hash with two
+-- fields for each call: '=<task>' is its state, '+<task>' its message. The due set of the shard has
+-- each key whose queue is not empty, by the server time in ms of its next look.
+-- A state: '<letter> <nesting>.<retries>.<sequence> <copies> <begun><repeated><late> <nonce>'. Letters:
+-- w waits; h hinted, its message is in the broker; b begun; x leaves, it never begins again. The
+-- attempt and sequence are those of the stored message, and copies counts how often it was published;
+-- repeated: any message of the call was published twice. The nonce is that of the last begin of that attempt.
+-- key: the lock. In ended, the marker of a call, is '<nonce of its end> <first attempt that may still come,
+-- or -> <task hinted then>'.
+local function call_queue(key, queue, calls, due)
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local self = {}
+  function self.read(task)
+    local letter, nesting, retries, sequence, copies, begun, repeated, late, nonce = string.match(
+      redis.call('HGET', calls, '=' .. task) or '', '^(%a) (%d+)%.(%d+)%.(%d+) (%d+) ([01])([01])([01]) (%S*)$')
+    if not letter then return nil end
+    return {task = task, letter = letter, nesting = tonumber(nesting), retries = tonumber(retries),
+      sequence = tonumber(sequence), copies = tonumber(copies), begun = begun, repeated = repeated, late = late,
+      nonce = nonce}
+  end
+  function self.write(call)
+    local text = string.format('%s %d.%d.%d %d %s%s%s %s', call.letter, call.nesting, call.retries, call.sequence,
+      call.copies, call.begun, call.repeated, call.late, call.nonce)
+    redis.call('HSET', calls, '=' .. call.task, text)
+  end
+  -- Above 0 if the stored message is newer than the given one, below 0 if it is older.
+  function self.age(call, nesting, retries, sequence)
+    if call.nesting ~= nesting then return call.nesting - nesting end
+    if call.retries ~= retries then return call.retries - retries end
+    return call.sequence - sequence
+  end
+  -- Whether an attempt has ended here.
+  function self.has_ended(ended, nesting, retries)
+    local value = redis.call('GET', ended)
+    if not value then return false end
+    local first_nesting, first_retries = string.match(value, '^%S+ (%d+)%.(%d+) ')
+    if not first_nesting then return true end
+    if nesting ~= tonumber(first_nesting) then return nesting < tonumber(first_nesting) end
+    return retries < tonumber(first_retries)
+  end
+  function self.head() return redis.call('ZRANGE', queue, 0, 0)[1] end
+  function self.message(task) return redis.call('HGET', calls, '+' .. task) end
+  function self.look_in(ms) redis.call('ZADD', due, string.format('%.0f', now + ms), key) end
+  -- Whether the key is held. Then the next look is at the end of the lease, or in a second if the holder has
+  -- no place: its release does not know of the queue.
+  function self.is_held()
+    local value = redis.call('GET', key)
+    if not value then return false end
+    local holder, ttl = string.match(value, '^%a ([^| ]+)|'), math.max(redis.call('PTTL', key), 0) + 1
+    self.look_in(holder and self.read(holder) and ttl or math.min(ttl, 1000))
+    return true
+  end
+  -- Add a call at the end. counter: the last number of the shard, which outlives the queue: a key that is
+  -- empty again must not give a number twice.
+  function self.add(call, counter)
+    local number = math.max(time[1] * 1000000 + time[2], (redis.call('GET', counter) or 0) + 1)
+    number = string.format('%.0f', number)
+    redis.call('SET', counter, number)
+    redis.call('ZADD', queue, number, call.task)
+  end
+  -- Take a call out. nonce: of its end; nil: the call has not ended. first: the first attempt that may still
+  -- come, '-' if none may.
+  function self.take_out(task, ended, nonce, ttl, first)
+    local call = nonce and self.read(task)
+    -- Several copies of the message may arrive after the end, for as long as brokers keep messages.
+    if call and call.repeated == '1' then ttl = string.format('%.0f', math.max(ttl, 604800000)) end
+    redis.call('ZREM', queue, task)
+    redis.call('HDEL', calls, '=' .. task, '+' .. task)
+    if nonce then redis.call('SET', ended, nonce .. ' ' .. first .. ' ', 'PX', ttl) end
+    if not self.head() then redis.call('ZREM', due, key) end
+  end
+  -- Hint the call at the head if the key is free, or is_own: it is reserved for that call, or cools down for
+  -- delay ms, for which the message is delayed. Returns the call; nil: none is to be published.
+  -- The deadline of a hint is 60 s, and grows fourfold: a backlog of two hours makes five copies.
+  function self.hint(is_own, delay)
+    local task = self.head()
+    if not task or (not is_own and self.is_held()) then return nil end
+    local call = self.read(task)
+    if not call or call.letter == 'x' or not self.message(task) then
+      -- The client that has made a call leave stores its result, and then removes it.
+      self.look_in(call and call.letter == 'x' and 60000 or 0)
+      return nil
+    end
+    call.letter, call.copies = 'h', call.copies + 1
+    if call.copies > 1 then call.repeated = '1' end
+    self.write(call)
+    self.look_in(60000 * 4 ^ math.min(call.copies - 1, 6) + (delay or 0))
+    return call
+  end
+  -- The reply for a hint: task, copies, whether the attempt of the message has begun, message.
+  function self.reply(call)
+    return {call.task, call.copies, call.nonce == '' and '0' or '1', self.message(call.task)}
+  end
+  return self
+end

@@ -1,0 +1,54 @@
+-- Appended to acquire.lua as a function: the acquire of a call that has a place in the queue of its key.
+-- KEYS: of acquire.lua; queue, its calls, due set, last number, the call's ended marker
+-- ARGV: of acquire.lua; '1' if the message is acknowledged late, the nonces with which this delivery has asked
+--       before, each with a blank before and after it
+-- Replies: of acquire.lua, and
+--   {'queued' ...}: the store has the call, so this copy of its message can be dropped
+--   {'unqueued' ...}: the call must join, with its message, before this copy is dropped
+--   {'lost'}: the call had begun, acknowledged early, and its lease ended: it does not begin again
+--   The values after the word are those of a refusal: slot, value, ttl left in ms.
+local ended, counter, due, calls, queue =
+  table.remove(KEYS), table.remove(KEYS), table.remove(KEYS), table.remove(KEYS), table.remove(KEYS)
+local asked, late, key = table.remove(ARGV), table.remove(ARGV), KEYS[3]
+-- A full server refuses a script whose first write needs memory; behind a removal it lets them pass.
+redis.call('ZREM', queue, '')
+local task, nesting, retries, nonce = string.match(ARGV[1], '^([^|]+)|(%d+)%.(%d+)|(.*)$')
+nesting, retries = tonumber(nesting), tonumber(retries)
+local sequence = tonumber(ARGV[3])
+local q = call_queue(key, queue, calls, due)
+if q.has_ended(ended, nesting, retries) then return {'done'} end
+local call, head = q.read(task), q.head()
+local age = call and q.age(call, nesting, retries, sequence)
+if call and (age > 0 or call.letter == 'x') then return {'superseded'} end
+local kept = call and age == 0 and q.message(task) and 'queued' or 'unqueued'
+-- A call keeps its place only with the message of its newest attempt: that joins before its body begins.
+if (head and head ~= task) or (call and age < 0) then return {kept} end
+-- A delivery whose request got no reply may have been granted the lease; it knows that no body began.
+if call and call.letter == 'b' and age == 0 and late == '0' and redis.call('EXISTS', key) == 0
+  and not string.find(asked, ' ' .. call.nonce .. ' ', 1, true) then
+  call.letter = 'x'
+  q.write(call)
+  q.look_in(0)
+  return {'lost'}
+end
+local reply = acquire()
+if type(reply) ~= 'string' then
+  local word = reply[1]
+  if word == 'done' and call then -- a worker whose release does not know of the queue has ended it
+    q.take_out(task)
+    if q.head() then q.look_in(0) end
+  elseif word ~= 'done' and word ~= 'superseded' and word ~= 'later' then
+    if head then q.is_held() end
+    reply[1] = kept
+  end
+  return reply
+end
+if not call then
+  call = {task = task, copies = 1, repeated = '0'}
+  q.add(call, counter)
+end
+call.letter, call.begun, call.late, call.nonce = 'b', '1', late, nonce
+call.nesting, call.retries, call.sequence = nesting, retries, sequence
+q.write(call)
+q.look_in(ARGV[2])
+return reply

@@ -1,0 +1,29 @@
+-- Look at the queue of a key whose time has come: hint its head again, or say that it is lost.
+-- KEYS: lock, queue, its calls, due set
+-- Replies: {}; {'hinted', task, copies, begun, message}; {'lost', task, copies, begun, message}: its
+--          result is to be stored, then the call is removed
+local key, queue, calls, due = unpack(KEYS)
+redis.call('ZREM', queue, '') -- see queue_acquire.lua
+local q = call_queue(key, queue, calls, due)
+while true do
+  local task = q.head()
+  if not task then
+    redis.call('ZREM', due, key)
+    return {}
+  end
+  if q.is_held() then return {} end
+  local call = q.read(task)
+  if call and call.letter == 'b' and call.late == '0' then
+    call.letter = 'x'
+    q.write(call)
+  end
+  if call and call.letter == 'x' then
+    q.look_in(60000) -- if this client dies meanwhile
+    local reply = q.reply(call)
+    return {'lost', reply[1], reply[2], reply[3], reply[4] or ''}
+  end
+  if call and q.message(task) then return {'hinted', unpack(q.reply(q.hint()))} end
+  -- The store has no message of this call: it joined by running, and its worker died. The broker still
+  -- has the message, which is acknowledged late; it joins again when it is delivered.
+  q.take_out(task)
+end

@@ -1,0 +1,49 @@
+-- Appended to release.lua as a function: the release of a call that has a place in the queue of its key.
+-- KEYS: of release.lua; queue, its calls, due set, the call's ended marker
+-- ARGV: of release.lua; the ttl in ms of the ended marker ('' the call goes on: it retries, or its message
+--       comes back), the ms until its next message is due, '1' if a body has begun under the lease, the
+--       first attempt that may still come to this key ('-' none: the call has ended)
+-- Reply: {reply of release.lua}, or behind it task, copies, begun, message, and the ms for which the key still
+--        cools down, of the call to publish next
+local ended, due, calls, queue = table.remove(KEYS), table.remove(KEYS), table.remove(KEYS), table.remove(KEYS)
+local first, begun, wait, ttl = table.remove(ARGV), table.remove(ARGV), table.remove(ARGV), table.remove(ARGV)
+local task, nesting, retries = string.match(ARGV[1], '^([^|]+)|(%d+)%.(%d+)')
+local nonce, key = ARGV[2], KEYS[4]
+redis.call('ZREM', queue, '') -- see queue_acquire.lua
+local by, hinted = string.match(redis.call('GET', ended) or '', '^(%S+) %S+ (%S*)$')
+local q = call_queue(key, queue, calls, due)
+local call = q.read(task)
+local reply = release()
+local cools = ARGV[5] == 'c' and math.max(redis.call('PTTL', key), 0) or 0
+local function to_publish(next)
+  local found = q.reply(next)
+  return {reply, found[1], found[2], found[3], found[4], cools}
+end
+if by == nonce and ttl ~= '' then -- repeated, because the reply was lost
+  local next = hinted ~= '' and q.read(hinted)
+  reply = 'released'
+  return next and next.letter == 'h' and to_publish(next) or {reply}
+end
+if reply ~= 'released' or not call then return {reply} end
+-- A retry with another key, whose own retry has come back and joined this queue.
+if q.age(call, tonumber(nesting), tonumber(retries), call.sequence) > 0 then ttl = '' end
+if ttl == '' then
+  q.look_in(60000 + wait)
+  -- The broker delivers the same message again by itself, if it was not acknowledged early. Only a newer
+  -- message that has joined meanwhile is published.
+  if call.letter == 'b' and (call.late == '1' or begun == '0') then
+    call.letter = 'h'
+    q.write(call)
+  elseif call.letter == 'w' then
+    call.letter, call.copies = 'h', call.copies + 1
+    q.write(call)
+    return to_publish(call)
+  end
+  return {reply}
+end
+q.take_out(task, ended, nonce, ttl, first)
+-- A worker keeps a delayed message in its memory; after a long time a look comes soon enough.
+local next = q.hint(cools > 0 and cools <= 60000, cools)
+if not next then return {reply} end
+redis.call('SET', ended, nonce .. ' ' .. first .. ' ' .. next.task, 'KEEPTTL')
+return to_publish(next)

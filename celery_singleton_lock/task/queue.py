@@ -1,0 +1,161 @@
+"""``on_conflict="queue"``: the calls of a key run one after another, and no worker waits.
+
+A call whose key is held gets a place in the queue of the key (`core.call_queue`), with its message,
+and its delivery ends. The end of the call before it publishes it again.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import fields
+from typing import NoReturn
+
+from celery.exceptions import Ignore
+
+from ..core.call_queue import CallQueue, Hint, Join, Place, Remove
+from ..core.events import EventName
+from ..core.heartbeat import timeout_for
+from ..core.store import Acquire, QueuedAcquire, QueuedRelease, Refused, Relation, Release
+from ..errors import LockConflict, StoreError
+from ..message.header import Delivery, header_of
+from ..message.stored import Capture
+from ..policy import ConflictAction
+from ..publish.queue import claim_of, publish_hint
+from . import claim as claims
+from .feature import Ending, Feature, Run
+from .put_back import publish_copy, why_not
+
+
+class Queue(Feature):
+    """The place of a run's call in the queue of its key."""
+
+    def __init__(self, run: Run, queue: CallQueue) -> None:
+        super().__init__(run)
+        self._queue, self._timeout = queue, timeout_for(run.policy.ttl)
+        run.runtime.note_broker(header_of(run.request.__dict__, run.delivery.token.task_id))
+        # Celery publishes the links of a task after its end. If the process died between the two,
+        # its call would have ended without them.
+        run.releases_early = False
+        named, keyspace = run.delivery.queue, run.runtime.keyspace
+        # The key in whose queue the header says that the call is, if it is not that of the
+        # arguments.
+        self._named = named if named != run.key and keyspace.is_lock(named) else None
+
+    @classmethod
+    def of(cls, run: Run) -> Queue | None:
+        """The queue of the run's key; None: the run has none. An eager call has no message.
+
+        A call that has a place runs in its turn, though the option was switched off since.
+        """
+        is_queue = run.policy.on_conflict.action is ConflictAction.QUEUE
+        queue = None if run.eager else run.runtime.store.call_queue
+        return cls(run, queue) if queue and (is_queue or run.delivery.queue) else None
+
+    def prepare(self, request: Acquire) -> Acquire:
+        """Ask for the lease as a call with a place."""
+        given = {f.name: getattr(request, f.name) for f in fields(request)}
+        return QueuedAcquire(**given, late=self.run.acks_late)
+
+    def answer(self, request: Acquire) -> None:
+        """Ask for the key in whose queue the call is, whatever the key template says by now.
+
+        A header is no evidence of a place: a foreign publisher may name any key.
+        """
+        if self._named is not None:
+            task = request.token.task
+            if self._queue.position(self._named, task, timeout=self._timeout) is not None:
+                self.run.key = self._named
+                request.slots = (self._named,)
+            self._named = None
+
+    def refused(self, refused: Refused) -> bool:
+        """Join the queue, and end this delivery; a call at the head of the queue asks again."""
+        relation = refused.relation
+        if relation is Relation.LOST:
+            self._drop("lost")  # a look stores its failure, and publishes the next call
+        if relation is Relation.QUEUED:
+            self._drop("queued")
+        if relation is not Relation.UNQUEUED:
+            return False
+        if (obstacle := why_not(self.run.task, self.run.request)) is not None:
+            self._refuse(f"{self.run.key!r} is in use, and {obstacle}", refused)
+        place, depth = self._queue.join(self._request(self.run.delivery), timeout=self._timeout)
+        if place is Place.HINTED:
+            return True
+        if place is Place.FULL:
+            self._refuse(
+                f"{depth} calls wait for {self.run.key!r}, as many as may "
+                "(OnConflict.queue(max_waiting=...))",
+                refused,
+            )
+        if place is Place.WAITING:
+            if depth:
+                self.run.emit(EventName.JOINED, position=depth)
+            raise Ignore
+        self._drop("done")
+
+    def put_back(self, copy: Delivery) -> None:
+        """Keep the copy in the store: copies of the older message are refused from now on."""
+        with suppress(StoreError):
+            self._queue.join(self._request(copy), timeout=self._timeout)
+
+    def releasing(self, release: Release, ending: Ending) -> Release:
+        """Release the key for the next call, or keep the place."""
+        given = {f.name: getattr(release, f.name) for f in fields(release)}
+        ttl = self.run.runtime.settings.marker_ttl
+        return QueuedRelease(
+            **given,
+            publish=self._publish,
+            ended_ttl=None if ending.goes_on else ttl,
+            due_in=ending.due_in,
+            first_open=ending.first_open,
+        )
+
+    def settled(self, ending: Ending) -> None:
+        """Take the call out whose lease was lost."""
+        if ending.goes_on:
+            return
+        run = self.run
+        request = Remove(
+            key=run.key,
+            token=run.delivery.token,
+            ended_ttl=run.runtime.settings.marker_ttl,
+            sequence=run.delivery.sequence,
+            first_open=ending.first_open,
+        )
+        _, hint = self._queue.remove(request, timeout=self._timeout)
+        if hint is not None:
+            self._publish(hint)
+
+    def _request(self, delivery: Delivery) -> Join:
+        run = self.run
+        header = {**delivery.header(), "queue": run.key, "broker": run.runtime.broker}
+        with run.task.app.producer_pool.acquire(block=True) as producer:
+            capture = Capture(producer, str(run.request.id), at=run.runtime.clock.wall())
+            publish_copy(run.task, run.request, header, 0.0, capture)
+        assert capture.message is not None, "Celery publishes through the producer that it is given"
+        claim, claim_ttl = claim_of(run.runtime, run.key, capture.message)
+        return Join(
+            key=run.key,
+            token=delivery.token,
+            message=capture.message.to_bytes(),
+            late=run.acks_late,
+            sequence=delivery.sequence,
+            max_waiting=None if delivery.started else run.policy.on_conflict.max_waiting,
+            claim=claim,
+            claim_ttl=claim_ttl,
+        )
+
+    def _publish(self, hint: Hint) -> None:
+        publish_hint(self.run.task.app, self._queue, hint)
+
+    def _refuse(self, why: str, refused: Refused) -> NoReturn:
+        run = self.run
+        if (change := claims.freed(run, ended=True)) is not None:
+            claims.change(run, change)
+        text = f"{why}. The call has not run; send it again"
+        raise LockConflict(text, run.key, refused.holder.for_error())
+
+    def _drop(self, reason: str) -> NoReturn:
+        self.run.emit(EventName.DROPPED, reason=reason)
+        raise Ignore

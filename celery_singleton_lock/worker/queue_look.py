@@ -1,0 +1,226 @@
+"""The looks at queues whose time has come: a hint is late, a lease has ended, a call is lost.
+
+Overview
+    One thread in each worker's parent looks once a second at some shards, chosen at random. It
+    publishes the head of a queue again if its message may be lost, and stores the failure of a call
+    that was acknowledged early and whose worker has died.
+
+Non-guarantees
+    The failure of a lost call replaces no result that the backend has already. A call that has a
+    result is not published again. The calls of apps with another broker are left to the workers
+    there.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, Final, TypeVar
+
+from celery import Celery
+
+from ..core import native
+from ..core.call_queue import CallQueue, Hint, Removal, Remove
+from ..core.events import EventName
+from ..core.heartbeat import MAX_TIMEOUT
+from ..core.lease import Token
+from ..core.observers import observers
+from ..core.store import Store
+from ..errors import StoreError
+from ..message.stored import StoredMessage
+from ..publish.queue import (
+    emit,
+    free_claim,
+    hint_connection,
+    is_of_another_broker,
+    publish_hint,
+    token_of,
+)
+from ..publish.queue_results import RESULT_TIMEOUT, TAKEN_OUT, fail_lost, has_ended, revoke
+from ..runtime import Runtime
+from .fork_locks import FORK_LOCKS
+
+logger = logging.getLogger("celery_singleton_lock")
+
+T = TypeVar("T")
+
+# Seconds between two looks; and where no task has the option, but calls may wait that were made
+# before it was switched off.
+_EVERY: Final = 1.0
+_SELDOM: Final = 60.0
+# Seconds until the next look at a key at which one has failed.
+_AFTER_FAILURE: Final = 10.0
+# The number of shards and keys that one looks at. A request for a shard takes 13 us of Redis' time:
+# 50 workers, each looking at 12 of 256 shards a second, take less than a hundredth of a core.
+_SHARDS: Final = 12
+_KEYS: Final = 100
+
+
+class QueueLook:
+    """Looks at queues, for one worker.
+
+    Args:
+        app: The worker's app.
+        open_store: Opens the store of the thread.
+        is_over: Whether the worker has ended.
+        has_queues: Whether a task of the app has the option.
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        open_store: Callable[[], Store],
+        is_over: Callable[[], bool],
+        *,
+        has_queues: bool = True,
+    ) -> None:
+        self._app, self._open_store, self._is_over = app, open_store, is_over
+        self._pause = _EVERY if has_queues else _SELDOM
+        self._runtime = Runtime.of(app)
+        # The app's producers belong to the worker's other threads or greenlets.
+        self._producer: Any = None
+        # Locked until the result backend has answered the last request that it was given up on.
+        self._unanswered: Any = native.allocate_lock()
+
+    def start(self) -> None:
+        """Start the thread."""
+        native.start_new_thread(self._run, "singleton-queue-look")
+
+    def look(self) -> None:
+        """Look once at some shards.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        shards = self._runtime.keyspace.all_shards()
+        for shard in random.sample(shards, min(len(shards), _SHARDS)):
+            for key in self._queue.due(shard, limit=_KEYS, timeout=MAX_TIMEOUT):
+                if (found := self._queue.look(key, timeout=MAX_TIMEOUT)) is not None:
+                    self._act_on(*found)
+
+    def _act_on(self, is_lost: bool, hint: Hint) -> None:
+        message = None
+        with suppress(ValueError):  # it joined by running: the store has no message
+            message = StoredMessage.from_bytes(hint.message)
+        try:
+            if message is not None and is_of_another_broker(self._app, message):
+                self._queue.defer(hint.key, seconds=0.0, timeout=MAX_TIMEOUT, unpublished=hint)
+            elif is_lost:
+                self._end(hint, message)
+            else:
+                self._hint_again(hint, message)
+        except StoreError:
+            raise
+        except Exception:
+            # The result backend does not answer. The other keys must not wait for it.
+            logger.exception("singleton: a look at the queue of %s failed", hint.key)
+            self._queue.defer(
+                hint.key, seconds=_AFTER_FAILURE, timeout=MAX_TIMEOUT, unpublished=hint
+            )
+
+    def _hint_again(self, hint: Hint, message: StoredMessage | None) -> None:
+        """Publish a call again, unless it has ended, and its worker has not told the store.
+
+        A worker of an older version does not even tell it that a call has begun.
+        """
+        is_doubtful = hint.has_begun or hint.copies > 1
+        if message is None or not is_doubtful:
+            self._publish(hint)
+        elif self._within(lambda: has_ended(self._app, Token.task_id_of(hint.task), message)):
+            task = str(message.headers.get("task") or "")
+            self._remove(hint, token_of(message.headers), task, "ended")
+        else:
+            self._publish(hint)
+
+    def _publish(self, hint: Hint) -> None:
+        if self._producer is None:
+            connection = hint_connection(self._app)
+            self._producer = self._app.amqp.Producer(connection, auto_declare=False)
+        if not publish_hint(self._app, self._queue, hint, self._producer):
+            self._producer.connection.collect()  # without a dialogue, which might wait again
+            self._producer = None
+
+    def _end(self, hint: Hint, message: StoredMessage | None) -> None:
+        """Store the result of a call that never begins again, take it out, and publish the next.
+
+        It was lost, or the process that cancelled it has died meanwhile.
+        """
+        reason = "lost" if hint.has_begun else "cancelled"
+        task_id = Token.task_id_of(hint.task)
+        if not self._within(lambda: has_ended(self._app, task_id, message)):
+            if hint.has_begun:
+                self._within(lambda: fail_lost(self._app, task_id, message))
+            else:
+                self._within(lambda: revoke(self._app, task_id, message, TAKEN_OUT))
+        token, task = Token.parse(f"{hint.task}|0.0|-"), ""
+        if message is not None:
+            token, task = token_of(message.headers), str(message.headers.get("task") or "")
+            free_claim(self._runtime, message, timeout=MAX_TIMEOUT)
+        self._remove(hint, token, task, reason)
+
+    def _remove(self, hint: Hint, token: Token, task: str, reason: str) -> None:
+        """Take out a call, and publish the next."""
+        ttl, key = self._runtime.settings.marker_ttl, hint.key
+        request = Remove(key=key, token=token, ended_ttl=ttl)
+        removal, following = self._queue.remove(request, timeout=MAX_TIMEOUT)
+        if removal is Removal.REMOVED:
+            emit(self._runtime, EventName.REMOVED, key, token.task_id, task, reason=reason)
+        if following is not None:
+            self._publish(following)
+
+    def _within(self, ask: Callable[[], T]) -> T:
+        """The result of ``ask``, a request to the result backend, which a thread sends.
+
+        The clients of result backends have no common option for how long they wait: Celery's for
+        Redis waits for two minutes. The looks at other keys must not wait for it. This thread and
+        that one are native also where threads are patched; those of `core.threads.within` are not.
+
+        Raises:
+            TimeoutError: There is none in time, or the request before has none yet.
+            Exception: An exception of ``ask``.
+        """
+        if self._unanswered.locked():
+            raise TimeoutError("the result backend has not answered the last request")
+        running: Any = native.allocate_lock()
+        running.acquire()
+        results: list[T] = []
+        errors: list[Exception] = []
+
+        def run() -> None:
+            try:
+                results.append(ask())
+            except Exception as exc:
+                errors.append(exc)
+            finally:
+                running.release()
+
+        native.start_new_thread(run, "singleton-queue-result")
+        if not running.acquire(timeout=RESULT_TIMEOUT):
+            self._unanswered = running
+            raise TimeoutError(f"the result backend did not answer within {RESULT_TIMEOUT:g} s")
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    @cached_property
+    def _queue(self) -> CallQueue:
+        queue = self._open_store().call_queue
+        assert queue is not None
+        return queue
+
+    # A receiver of a signal that blocks must delay no look, and no fork.
+    @observers.elsewhere()
+    def _run(self) -> None:
+        clock = self._runtime.clock
+        while not self._is_over():
+            try:
+                with FORK_LOCKS["looks"]:
+                    self.look()
+            except StoreError:
+                pass  # looked at again in a second; the workers report the outage
+            except Exception:
+                logger.exception("singleton: a look at the queues of keys failed")
+            clock.sleep(self._pause)

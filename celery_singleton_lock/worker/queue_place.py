@@ -1,0 +1,164 @@
+"""The place of a call in the queue of its key, once it has ended without a body that says so.
+
+A child died, or the message is discarded: it was revoked, has expired, names a task that the worker
+does not know, is invalid, or can't be decoded. This runs in the thread that consumes messages,
+which publishes nothing, because the broker may not answer: the next call is due for a look at once.
+The claim of a message that has no task is freed here too, whether the call has a place or not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from celery import signals
+
+from ..core.call_queue import Hint, Removal, Remove
+from ..core.events import EventName
+from ..core.lease import Token
+from ..core.store import Store
+from ..message.header import header_of
+from ..policy import ConflictAction
+from ..publish.queue import claim_in, delivery_of, emit
+from ..runtime import Runtime
+from .store_queue import TIMEOUT, ask, ask_later
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# Seconds in which the message of a call comes back that Celery or the broker requeues.
+_COMES_BACK = 60.0
+
+
+def settle(request: Any, key: str, token: Token, comes_back: bool) -> None:
+    """Take out the call of a dead child, or make it due.
+
+    Args:
+        request: The worker's request of the message.
+        key: The lock key that the child held.
+        token: The token of its lease.
+        comes_back: Whether the message is requeued.
+    """
+    task, header = request.task, header_of(request.request_dict, token.task_id)
+    if header.get("queue") or task.singleton_policy().on_conflict.action is ConflictAction.QUEUE:
+        what = f"{request.task.name}[{token.task_id}] has ended in the queue of {key}"
+        runtime = Runtime.of(request.app)
+        # Also if it had ended: the child may have died before it published the next call.
+        sequence = delivery_of(request.request_dict).sequence
+        end = _end(runtime, key, token, sequence, comes_back=comes_back, always=True)
+        ask(runtime.store, what, *end)
+
+
+def discard(app: Any, headers: Mapping[str, Any], reason: str) -> None:
+    """Take out the call of a message with these ``headers`` that no body runs.
+
+    Args:
+        app: The app.
+        headers: The headers.
+        reason: Why; docs/reference/events.md lists the reasons.
+    """
+    task_id = str(headers.get("id"))
+    key = header_of(headers, task_id).get("queue")
+    if not key:
+        return
+    runtime = Runtime.of(app)
+    if runtime.keyspace.is_lock(key):
+        what = f"{headers.get('task')}[{task_id}] has ended in the queue of {key}"
+        delivery = delivery_of(headers)
+
+        def report() -> None:
+            task = str(headers.get("task") or "")
+            emit(runtime, EventName.REMOVED, key, task_id, task, reason=reason)
+
+        end = _end(runtime, key, delivery.token, delivery.sequence, report=report)
+        ask_later(runtime.store, what, *end)
+
+
+def _end(
+    runtime: Runtime,
+    key: str,
+    token: Token,
+    sequence: int,
+    *,
+    comes_back: bool = False,
+    always: bool = False,
+    report: Callable[[], None] = lambda: None,
+) -> tuple[float, Any]:
+    """The request that takes a call out, or makes its queue due; the arguments of `ask`.
+
+    Args:
+        runtime: The app's runtime.
+        key: The lock key.
+        token: The token of the attempt that has ended.
+        sequence: How often its message was put back.
+        comes_back: Whether its message is requeued: then it keeps its place.
+        always: Whether the queue is due also if no call follows.
+        report: Called if the call was taken out.
+    """
+    ttl = runtime.settings.marker_ttl
+
+    def end(store: Store) -> None:
+        if (queue := store.call_queue) is None:
+            return
+        following: Hint | None = None
+        if not comes_back:
+            request = Remove(key=key, token=token, ended_ttl=ttl, sequence=sequence)
+            removal, following = queue.remove(request, timeout=TIMEOUT)
+            if removal is Removal.REMOVED:
+                report()
+        if following is not None or always:
+            seconds = _COMES_BACK if comes_back else 0.0
+            queue.defer(key, seconds=seconds, timeout=TIMEOUT, unpublished=following)
+
+    return ttl, end
+
+
+def watch_undecodable(consumer: Any) -> None:
+    """Let a call leave its queue if the consumer can't decode its message.
+
+    Celery logs and acknowledges such a message, and sends no signal.
+    """
+    on_decode_error = consumer.on_decode_error
+
+    def discard_undecodable(message: Any, exc: Exception) -> None:
+        on_decode_error(message, exc)
+        _discard(consumer, message, "undecodable")
+
+    # A consumer that has lost its connection starts again.
+    if on_decode_error.__name__ != discard_undecodable.__name__:
+        consumer.on_decode_error = discard_undecodable
+
+
+@signals.task_unknown.connect
+def _discard_unknown(sender: Any, message: Any, **_: Any) -> None:
+    """Called by Celery's consumer for a message that names an unknown task."""
+    _discard(sender, message, "unknown")
+
+
+@signals.task_rejected.connect
+def _discard_invalid(sender: Any, message: Any, **_: Any) -> None:
+    """Called by Celery's consumer for a message that is no task."""
+    _discard(sender, message, "invalid")
+
+
+def _discard(sender: Any, message: Any, reason: str) -> None:
+    try:
+        discard(sender.app, message.headers or {}, reason)
+        _free_claim(sender.app, message.headers or {})
+    except Exception:
+        # The headers may have any form. A signal's receiver must not end the consumer.
+        logger.exception("singleton: a message that is no task has kept its claim or place")
+
+
+def _free_claim(app: Any, headers: Mapping[str, Any]) -> None:
+    """Free the claim of a message that has no task here, and so no request that would free it."""
+    runtime = Runtime.of(app)
+    token, claim = claim_in(headers, runtime)
+    if claim is not None:
+        change = claim.freed("" if claim.arguments is None else token.task)
+        what = f"{headers.get('task')}[{token.task_id}] has ended with the claim {claim.key}"
+
+        def settle(store: Store) -> None:
+            store.settle_claim(token, change, timeout=TIMEOUT)
+
+        ask_later(runtime.store, what, claim.unique_for, settle)

@@ -1,0 +1,213 @@
+"""Tasks whose calls of one key run one after another (``on_conflict="queue"``).
+
+A body that is given a gate (`tests.apps.gate`) ends when its test opens that.
+
+Its environment: BROKER_URL, RESULT_URL, LOCK_URL, JOURNAL; EAGER=1; KEY, the template of the keys;
+DIES=1: a process dies before it publishes the call that follows its own, once; OFF=1: the option is
+switched off; WITHOUT=1: the task `gone` is not there; RESULTS: another result backend;
+LIMITS: the arguments, as JSON, of the queue `limited` of RabbitMQ;
+NO_JOIN=1: the store does not answer the join of a retry; NO_REPLY=1: the store's replies to the
+ends of calls are lost, each once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from functools import cache
+from typing import Any
+
+import redis
+from celery import Celery, chain
+from celery.exceptions import Reject
+from celery.signals import before_task_publish
+from kombu import Queue
+
+from celery_singleton_lock import OnConflict, hold, singleton_task
+from celery_singleton_lock.core.store import QueuedRelease
+from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.publish import queue as publish
+from celery_singleton_lock.stores.redis import scripts
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.task import queue as module
+from tests.apps.gate import Gate
+from tests.harness.journal import Journal
+
+results = os.environ.get("RESULTS") or os.environ["RESULT_URL"]
+app = Celery("queue", broker=os.environ["BROKER_URL"], backend=results)
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    worker_prefetch_multiplier=1,
+    task_publish_retry=False,
+    singleton_lock_url=os.environ.get("LOCK_URL") or os.environ["RESULT_URL"],
+    task_always_eager=os.environ.get("EAGER") == "1",
+)
+if os.environ.get("LIMITS"):
+    app.conf.task_queues = [
+        Queue("celery"),
+        Queue("limited", queue_arguments=json.loads(os.environ["LIMITS"])),
+    ]
+options: dict[str, Any] = {
+    "app": app,
+    "bind": True,
+    "key": os.environ.get("KEY", "{name}"),
+    "scope": "queue",
+    "ttl": 3,
+    "on_conflict": "retry" if os.environ.get("OFF") else "queue",
+}
+
+
+if os.environ.get("DIES"):
+
+    def die_once(*args: Any) -> None:
+        if _client(os.getpid()).set("died", "1", nx=True):
+            os.kill(os.getpid(), signal.SIGKILL)
+        publish_hint(*args)
+
+    publish_hint = module.publish_hint
+    module.publish_hint = die_once
+
+
+if os.environ.get("DIES_AT_LINK"):
+
+    @before_task_publish.connect
+    def die_at_link(**_: Any) -> None:
+        if _client(os.getpid()).set("died-at-link", "1", nx=True):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if os.environ.get("NO_JOIN"):
+
+    def no_join(*args: Any) -> Any:
+        raise StoreUnavailable("no reply")
+
+    publish._join = no_join
+
+
+if os.environ.get("NO_REPLY"):
+    unanswered: set[Any] = set()
+
+    def lose_first_reply(store: RedisStore, request: QueuedRelease, timeout: float) -> Any:
+        if request.token in unanswered:
+            return release(store, request, timeout)
+        unanswered.add(request.token)
+        store._run(scripts.queued_release_command(request), timeout)
+        raise StoreUnavailable("no reply")
+
+    release = RedisStore._release_queued
+    RedisStore._release_queued = lose_first_reply  # type: ignore[method-assign]
+
+
+@cache
+def _client(pid: int) -> redis.Redis:
+    return redis.Redis.from_url(os.environ["RESULT_URL"], socket_timeout=None)
+
+
+def work(task: Any, name: str, number: int, gate: str | None) -> int:
+    request = task.request
+    with Journal.from_env().run(name, task_id=request.id, number=number, retries=request.retries):
+        if gate is not None:
+            Gate(_client(os.getpid()), gate).wait()
+    return number
+
+
+@singleton_task(**options)
+def early(self: Any, name: str, number: int, gate: str | None = None) -> int:
+    return work(self, name, number, gate)
+
+
+@singleton_task(**options, unique="until_done")
+def unique(self: Any, name: str, number: int, gate: str | None = None) -> int:
+    return work(self, name, number, gate)
+
+
+if not os.environ.get("WITHOUT"):
+
+    @singleton_task(**options)
+    def gone(self: Any, name: str, number: int, gate: str | None = None) -> int:
+        return work(self, name, number, gate)
+
+
+@singleton_task(**options, acks_late=True)
+def late(self: Any, name: str, number: int, gate: str | None = None) -> int:
+    return work(self, name, number, gate)
+
+
+@singleton_task(**options, acks_late=True, reject_on_worker_lost=True)
+def requeued(self: Any, name: str, number: int, gate: str | None = None) -> int:
+    return work(self, name, number, gate)
+
+
+@singleton_task(**options, acks_late=True)
+def exiting(self: Any, name: str, number: int) -> int:
+    work(self, name, number, None)
+    raise SystemExit(3)
+
+
+# Celery may need five seconds to notice the death of a child: longer than the ttl of the others.
+patient = {**options, "ttl": 30}
+
+
+@singleton_task(**patient)
+def patient_early(self: Any, name: str, number: int, gate: str | None = None) -> int:
+    return work(self, name, number, gate)
+
+
+@singleton_task(**patient, acks_late=True)
+def patient_late(self: Any, name: str, number: int, gate: str | None = None) -> int:
+    return work(self, name, number, gate)
+
+
+@singleton_task(**patient, retry_on_worker_lost=True, default_retry_delay=2)
+def retried(self: Any, name: str, number: int, gate: str | None = None) -> int:
+    return work(self, name, number, gate)
+
+
+@singleton_task(**options, max_retries=4)
+def moving(self: Any, name: str, number: int, names: list[str]) -> int:
+    """Each retry is in another queue."""
+    work(self, name, number, None)
+    if names:
+        raise self.retry(args=(names[0], number, names[1:]), countdown=0)
+    return number
+
+
+@singleton_task(**options, max_retries=2)
+def retrying(self: Any, name: str, number: int, countdown: float = 0.0, fail: bool = False) -> int:
+    work(self, name, number, None)
+    if self.request.retries < 2:
+        raise self.retry(countdown=countdown)
+    if fail:
+        raise ValueError(number)
+    return number
+
+
+@singleton_task(**options)
+def replacing(self: Any, name: str, number: int, others: list[str]) -> None:
+    """A canvas in its place, whose calls are in the queues of other keys."""
+    work(self, name, number, None)
+    raise self.replace(chain(early.si(other, number) for other in others))
+
+
+@singleton_task(**options, min_hold=0.5)
+def spaced(self: Any, name: str, number: int) -> int:
+    return work(self, name, number, None)
+
+
+@singleton_task(**options)
+def rejecting(self: Any, name: str, number: int) -> int:
+    work(self, name, number, None)
+    raise Reject("no")
+
+
+@singleton_task(**{**options, "on_conflict": OnConflict.queue(max_waiting=2), "scope": "few"})
+def few(self: Any, name: str, number: int, gate: str | None = None) -> int:
+    return work(self, name, number, gate)
+
+
+@app.task(bind=True)
+def holding(self: Any, name: str, number: int, gate: str | None = None) -> int:
+    """A client of the key without a place."""
+    with hold(name, scope="queue", wait=30):
+        return work(self, name, number, gate)

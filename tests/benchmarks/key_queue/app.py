@@ -1,0 +1,62 @@
+"""One body under each way of running calls of a key one after another.
+
+The environment: BROKER_URL, also of the results; LOCK_URL, a server of its own; MARKS, the file to
+which each body appends a line.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Final
+
+from celery import Celery
+
+from celery_singleton_lock import OnConflict, singleton_task
+
+__all__ = ["CONCURRENCY", "KINDS", "app"]
+
+#: The pool processes of the worker of each kind.
+CONCURRENCY: Final = {"plain": 1, "relay": 4, "queue": 4, "wait": 4, "retry": 4}
+#: The names of the tasks and of their queues, and their policies; beside them there is ``relay``.
+KINDS: Final[dict[str, Any]] = {
+    "plain": None,
+    "queue": "queue",
+    "wait": OnConflict.wait(timeout=60),
+    "retry": OnConflict.retry(delay=0.05, max_delay=0.2),
+}
+
+_BROKER_URL = os.environ["BROKER_URL"]
+_MARKS = os.open(os.environ["MARKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+app = Celery("key_queue", broker=_BROKER_URL, backend=_BROKER_URL, set_as_current=False)
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    worker_prefetch_multiplier=1,
+    task_ignore_result=True,
+    singleton_lock_url=os.environ["LOCK_URL"],
+)
+
+
+def work(key: str, number: int, seconds: float, published: float) -> None:
+    """Sleep, and write down key, number, when it was published, the begin and the end."""
+    began = time.monotonic()
+    time.sleep(seconds)
+    line = f"{key} {number} {published!r} {began!r} {time.monotonic()!r}\n"
+    os.write(_MARKS, line.encode())
+
+
+for _name, _policy in KINDS.items():
+    if _policy is None:
+        app.task(name=_name)(work)
+    else:
+        singleton_task(app=app, name=_name, key="{key}", on_conflict=_policy)(work)
+
+
+@app.task(name="relay")
+def relay(key: str, number: int, seconds: float, published: float, last: int, after: float) -> None:
+    """As :func:`work`; then publish the next call, up to number ``last``: it takes ``after``."""
+    work(key, number, seconds, published)
+    if number < last:
+        following = (key, number + 1, after, time.monotonic(), last, after)
+        relay.apply_async(following, queue="relay")

@@ -1,0 +1,284 @@
+"""`python -m tests.benchmarks queue`: calls of one key, one after another, and others meanwhile."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import count, pairwise
+from pathlib import Path
+from statistics import median
+from types import ModuleType
+from typing import Final
+
+from example_project.private_server import PrivateServer, find_binary
+from tests.benchmarks.machine import conditions, seeded
+from tests.benchmarks.plots import Bar, Chart
+from tests.benchmarks.publication import publish
+from tests.benchmarks.samples import Spread, spread
+from tests.harness.app_module import fresh_module
+from tests.harness.worker import CeleryWorker
+
+__all__ = ["Drain", "add_options", "as_table", "benchmark", "drain_of"]
+
+_PACKAGES: Final = ("celery-singleton-lock", "celery", "kombu", "redis")
+_APP: Final = "tests.benchmarks.key_queue.app"
+_LABELS: Final = {
+    "plain": "plain Celery, `-c 1`, which excludes by having one process (floor)",
+    "relay": "plain Celery, `-c 4`, each body publishes the next call at its end (no lock)",
+    "queue": '`on_conflict="queue"`, `-c 4`',
+    "wait": '`on_conflict="wait"`, `-c 4`',
+    "retry": "`OnConflict.retry(delay=0.05, max_delay=0.2)`, `-c 4`",
+}
+_MILLI: Final = 1e3
+# Seconds that the first body takes, while the others are published.
+_GATE: Final = 2.0
+# Seconds between two calls of other keys.
+_PROBE_EVERY: Final = 0.05
+_PATIENCE: Final = 120.0
+# Seconds between two looks at the marks: a look takes time from the workers.
+_LOOK_EVERY: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One body; seconds of the monotonic clock."""
+
+    key: str
+    number: int
+    published: float
+    began: float
+    ended: float
+
+    @classmethod
+    def of(cls, line: str) -> Mark:
+        key, number, *times = line.split()
+        return cls(key, int(number), *map(float, times))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """What the calls of one key came to; seconds.
+
+    Attributes:
+        took: From the end of the first body, while which all others were published, to the end of
+            the last. Nothing else runs.
+        p50, p99: From the end of a body to the begin of the next.
+        out_of_order: How many bodies began after one that was called later.
+        took_beside: What another drain takes while calls of other keys are made.
+        others: The median, from the publication of a call of another key to its begin, meanwhile.
+        others_alone: The same while no key has a queue.
+    """
+
+    took: float
+    p50: float
+    p99: float
+    out_of_order: int
+    took_beside: float
+    others: float
+    others_alone: float
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of this benchmark."""
+    parser.add_argument("--rounds", type=int, default=5, help="drains of each kind")
+    parser.add_argument("--calls", type=int, default=300, help="of one drain")
+    parser.add_argument("--work", type=float, default=0.01, help="seconds of each body")
+    parser.add_argument("--seed", type=int, help="of the order of the drains; printed")
+    parser.add_argument(
+        "--only", action="append", choices=list(_LABELS), metavar="KIND", help="may be repeated"
+    )
+    parser.add_argument("--save", action="store_true", help="write docs/benchmarks.md")
+
+
+def benchmark(options: argparse.Namespace) -> None:
+    """Run it; the table goes to standard output, and with ``--save`` into the docs."""
+    seed, kinds = seeded(options.seed), options.only or list(_LABELS)
+    how = (
+        f"{options.rounds} drains of each, of {options.calls} calls of one key with bodies of "
+        f"{options.work * _MILLI:g} ms; seed {seed}"
+    )
+    about = conditions(_PACKAGES, how)
+    order = random.Random(seed)
+    found: dict[str, list[Drain]] = {kind: [] for kind in kinds}
+    with _stage(kinds) as stage:
+        for kind in kinds:
+            stage.drain(kind, 20, options.work)  # caches and connections
+        for _ in range(options.rounds):
+            for kind in order.sample(kinds, len(kinds)):
+                found[kind].append(stage.drain(kind, options.calls, options.work))
+                print(f"{kind}: {found[kind][-1]}", flush=True)
+    table = as_table(found)
+    print(f"\n{table}")
+    if options.save:
+        data = {kind: [asdict(one) for one in drains] for kind, drains in found.items()}
+        publish("queue", f"{table}\n{about}\n", data, [_chart(found)])
+
+
+def drain_of(marks: Sequence[Mark], **beside: float) -> Drain:
+    """What the bodies of one key came to, of which the first (number 0) was the gate.
+
+    Args:
+        marks: Their marks.
+        beside: The fields about calls of other keys.
+    """
+    bodies = _in_order(marks)
+    gaps = sorted(two.began - one.ended for one, two in pairwise(bodies))
+    return Drain(
+        took=_took(bodies),
+        p50=median(gaps),
+        p99=gaps[min(len(gaps) - 1, round(0.99 * len(gaps)))],
+        out_of_order=sum(two.number < one.number for one, two in pairwise(bodies)),
+        **beside,
+    )
+
+
+def _in_order(marks: Sequence[Mark]) -> list[Mark]:
+    return sorted(marks, key=lambda mark: mark.began)
+
+
+def _took(bodies: Sequence[Mark]) -> float:
+    return bodies[-1].ended - bodies[0].ended
+
+
+def as_table(found: Mapping[str, Sequence[Drain]]) -> str:
+    """Markdown: a row for each kind, with the median of its drains."""
+    rows = [
+        "| | drained in, s | of the floor | end to next begin p50, ms | p99, ms | out of order "
+        "| drained beside calls of other keys, s | such a call, ms | ... of its time alone |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for kind, drains in found.items():
+        ratio = _ratio(found, kind)
+        others = spread([one.others / one.others_alone for one in drains])
+        cells = [
+            f"{median(one.took for one in drains):.2f}",
+            "" if ratio is None else _text(ratio),
+            f"{median(one.p50 for one in drains) * _MILLI:.1f}",
+            f"{median(one.p99 for one in drains) * _MILLI:.1f}",
+            f"{median(one.out_of_order for one in drains):.0f}",
+            f"{median(one.took_beside for one in drains):.2f}".replace("nan", ""),
+            f"{median(one.others for one in drains) * _MILLI:.1f}".replace("nan", ""),
+            _text(others),
+        ]
+        rows.append(f"| {_LABELS[kind]} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _text(found: Spread) -> str:
+    is_known = found.middle == found.middle  # not NaN
+    return f"{found.middle:.2f} [{found.low:.2f} .. {found.high:.2f}]" if is_known else ""
+
+
+def _ratio(found: Mapping[str, Sequence[Drain]], kind: str) -> Spread | None:
+    """How many times as long as the floor's the drains took, round by round."""
+    floors = found.get("plain")
+    if floors is None:
+        return None
+    pairs = zip(found[kind], floors, strict=True)
+    return spread([one.took / floor.took for one, floor in pairs])
+
+
+def _chart(found: Mapping[str, Sequence[Drain]]) -> Chart:
+    bars = []
+    for kind in found:
+        ratio = _ratio(found, kind)
+        if ratio is not None:
+            bars.append(Bar(_LABELS[kind].replace("`", ""), ratio, ours=kind == "queue"))
+    title = "Calls of one key, one after another: until the last has ended"
+    return Chart("queue", title, "times the floor", bars)
+
+
+class _Stage:
+    """A worker for each kind, and the file in which their bodies leave marks."""
+
+    def __init__(self, module: ModuleType, marks: Path) -> None:
+        self._app, self._marks = module.app, marks
+        self._keys = count()
+
+    def drain(self, kind: str, calls: int, work: float) -> Drain:
+        """Two drains of one key: with nothing else, and beside calls of other keys."""
+        os.truncate(self._marks, 0)
+        marks, nothing = self._drained(kind, calls, work), float("nan")
+        if kind in ("plain", "relay"):  # one process, which is busy; no call waits
+            return drain_of(marks, took_beside=nothing, others=nothing, others_alone=nothing)
+        beside: list[Mark] = []
+        alone = self._others(kind, lambda: time.sleep(40 * _PROBE_EVERY))
+        others = self._others(kind, lambda: beside.extend(self._drained(kind, calls, work)))
+        took = _took(_in_order(beside))
+        return drain_of(marks, took_beside=took, others=others, others_alone=alone)
+
+    def _drained(self, kind: str, calls: int, work: float) -> list[Mark]:
+        """Publish calls of one key while its first body runs; the marks, when all have run."""
+        key = f"{kind}-{next(self._keys)}"
+        if kind == "relay":
+            self._call(kind, key, 0, _GATE, calls, work)
+        else:
+            self._call(kind, key, 0, _GATE)
+            for number in range(1, calls + 1):
+                self._call(kind, key, number, work)
+        deadline = time.monotonic() + _PATIENCE
+        while len(marks := self._of(key)) <= calls:
+            assert time.monotonic() < deadline, f"{kind}: {len(marks)} of {calls} have run"
+            time.sleep(_LOOK_EVERY)
+        return marks
+
+    def _others(self, kind: str, meanwhile: Callable[[], None]) -> float:
+        """Call other keys while ``meanwhile`` runs; the median until their bodies begin."""
+        prefix, over = f"other-{next(self._keys)}", threading.Event()
+
+        def call() -> None:
+            for number in count():
+                self._call(kind, f"{prefix}-{number}", number, 0.0)
+                if over.wait(_PROBE_EVERY):
+                    return
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        meanwhile()
+        over.set()
+        thread.join()
+        found = [mark for mark in self._all() if mark.key.startswith(f"{prefix}-")]
+        return median(mark.began - mark.published for mark in found)
+
+    def _call(self, kind: str, key: str, number: int, seconds: float, *then: float) -> None:
+        arguments = (key, number, seconds, time.monotonic(), *then)
+        self._app.tasks[kind].apply_async(arguments, queue=kind)
+
+    def _of(self, key: str) -> list[Mark]:
+        return [mark for mark in self._all() if mark.key == key]
+
+    def _all(self) -> list[Mark]:
+        return [Mark.of(line) for line in self._marks.read_text().splitlines()]
+
+
+@contextmanager
+def _stage(kinds: Sequence[str]) -> Iterator[_Stage]:
+    with ExitStack() as stack:
+        broker, locks = (stack.enter_context(PrivateServer(binary=find_binary())) for _ in range(2))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        marks = folder / "marks"
+        environment = {"BROKER_URL": broker.url(), "LOCK_URL": locks.url(), "MARKS": str(marks)}
+        module = stack.enter_context(fresh_module(_APP, {**os.environ, **environment}))
+        workers = []
+        for kind in kinds:
+            worker = CeleryWorker(
+                _APP,
+                concurrency=module.CONCURRENCY[kind],
+                queues=[kind],
+                env=environment,
+                args=["--without-heartbeat"],
+                loglevel="INFO",
+            )
+            stack.callback(worker.end)
+            workers.append(worker)
+            worker.start()
+        for worker in workers:
+            worker.wait_until_ready()
+        yield _Stage(module, marks)

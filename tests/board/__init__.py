@@ -1,0 +1,1 @@
+"""The Grafana board with the data of a real load, as a picture for the documentation."""

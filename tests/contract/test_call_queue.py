@@ -1,0 +1,880 @@
+"""The queue of a key: joins, hints, ends, looks and removals.
+
+On Redis and Valkey, behind Sentinels and in a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import pytest
+import redis
+
+from celery_singleton_lock import StoreError
+from celery_singleton_lock.core.call_queue import (
+    CallState,
+    Depth,
+    Hint,
+    Join,
+    Place,
+    Removal,
+)
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Kind, Token
+from celery_singleton_lock.core.store import (
+    MarkerState,
+    Refused,
+    Relation,
+    ReleaseReply,
+    Store,
+)
+from celery_singleton_lock.stores import open_store
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.testing.contract import TIMEOUT, new_key, new_token
+from celery_singleton_lock.testing.contract.steps import LONG, admit, give, take
+from tests.harness.calls import DAY, Calls
+from tests.harness.deliveries import wait_until
+
+SHORT = 0.05
+
+
+@pytest.fixture(params=["memory", "server", "valkey", "sentinels", "cluster"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    if request.param == "memory":
+        yield MemoryStore(SystemClock())
+        return
+    place: Any = request.getfixturevalue(request.param)
+    url = place.url if isinstance(place.url, str) else place.url()
+    with closing(open_store(url)) as store:
+        yield store
+
+
+@pytest.fixture
+def calls(store: Store) -> Calls:
+    return Calls(store)
+
+
+@pytest.fixture
+def early(store: Store) -> Calls:
+    return Calls(store, late=False)
+
+
+def of(token: Token, hint: Hint | None, copies: int = 1) -> bool:
+    return hint is not None and (hint.task, hint.copies) == (token.task, copies)
+
+
+# Order.
+
+
+def test_the_first_call_is_published_and_the_others_wait(calls: Calls) -> None:
+    tokens = [new_token() for _ in range(3)]
+    assert [calls.join(token) for token in tokens] == ["hinted", "waiting", "waiting"]
+
+
+def test_the_reply_to_a_join_has_the_place_of_a_call_that_had_none(calls: Calls) -> None:
+    first, second = new_token(), new_token()
+    assert calls.joins(first) == (Place.HINTED, 1)
+    assert calls.joins(second) == (Place.WAITING, 2)
+    assert calls.joins(second) == (Place.WAITING, 0)
+    calls.begin(first)
+    assert calls.joins(first.next_attempt()) == (Place.WAITING, 0)
+
+
+def test_calls_run_in_the_order_of_their_joins(calls: Calls) -> None:
+    tokens = calls.joined(5)
+    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+        calls.begin(token)
+        hint = calls.end(token)
+        assert hint is None if following is None else of(following, hint)
+
+
+def test_only_the_head_of_the_queue_is_granted(calls: Calls) -> None:
+    first, second, _ = calls.joined(3)
+    assert calls.relation(second) is Relation.QUEUED
+    calls.begin(first)
+    assert calls.relation(second) is Relation.QUEUED
+    calls.end(first)
+    calls.begin(second)
+
+
+def test_a_call_without_a_place_waits_behind_those_that_have_one(calls: Calls) -> None:
+    (first,) = calls.joined(1)
+    other = new_token()
+    assert calls.relation(other) is Relation.UNQUEUED
+    assert calls.join(other) is Place.WAITING
+    calls.begin(first)
+    assert of(other, calls.end(first))
+
+
+def test_a_call_without_a_place_runs_if_the_key_is_free(calls: Calls) -> None:
+    first, second = new_token(), new_token()
+    calls.begin(first)
+    assert calls.relation(second) is Relation.UNQUEUED
+    assert calls.join(second) is Place.WAITING
+    assert of(second, calls.end(first))
+
+
+def test_a_call_knows_how_many_are_before_it(calls: Calls) -> None:
+    tokens = calls.joined(3)
+    assert [calls.position(token) for token in tokens] == [0, 1, 2]
+    calls.begin(tokens[0])
+    assert calls.position(tokens[0]) == 0, "also while it runs"
+    calls.end(tokens[0])
+    assert [calls.position(token) for token in [*tokens, new_token()]] == [None, 0, 1, None]
+
+
+def test_the_queues_of_a_shard_and_their_calls_are_read_in_order(calls: Calls) -> None:
+    shard, queue = Keyspace.shard(calls.key), calls.queue
+    assert calls.key not in queue.keys(shard, timeout=TIMEOUT)
+    assert queue.depths([calls.key], timeout=TIMEOUT) == [Depth(waiting=0, oldest_at=None)]
+    tokens = calls.joined(3)
+    assert calls.key in queue.keys(shard, timeout=TIMEOUT)
+    (depth,) = queue.depths([calls.key], timeout=TIMEOUT)
+    found = queue.calls(calls.key, most=10, timeout=TIMEOUT)
+    assert (depth.waiting, depth.oldest_at) == (3, found[0].joined_at)
+    assert [(call.task, call.position) for call in found] == [
+        (token.task, number) for number, token in enumerate(tokens)
+    ]
+    assert [call.state for call in found] == [CallState.HINTED, CallState.WAITS, CallState.WAITS]
+    assert [call.message for call in found] == [token.attempt.encode() for token in tokens]
+    calls.begin(tokens[0])
+    (depth,) = queue.depths([calls.key], timeout=TIMEOUT)
+    assert (depth.waiting, depth.oldest_at) == (2, found[1].joined_at)
+    (first, second) = queue.calls(calls.key, most=2, messages=False, timeout=TIMEOUT)
+    assert (first.state, first.has_begun, first.message) == (CallState.BEGUN, True, b"")
+    assert [call.task for call in queue.calls(calls.key, first=2, most=5, timeout=TIMEOUT)] == [
+        tokens[2].task
+    ]
+    assert queue.calls(calls.key, first=3, most=5, timeout=TIMEOUT) == []
+    assert queue.leave(calls.key, second.task, timeout=TIMEOUT)
+    (second,) = queue.calls(calls.key, first=1, most=1, timeout=TIMEOUT)
+    assert second.state is CallState.LEAVES
+
+
+def test_a_queue_takes_as_many_calls_as_may_wait(calls: Calls) -> None:
+    first, second = calls.joined(2)
+    request = Join(key=calls.key, token=new_token(), message=b"m", late=True, max_waiting=2)
+    assert calls.queue.join(request, timeout=TIMEOUT) == (Place.FULL, 2)
+    assert calls.join(second, max_waiting=2) is Place.WAITING  # it has a place
+    calls.begin(first)
+    calls.end(first)
+    assert calls.join(new_token(), max_waiting=2) is Place.WAITING
+
+
+# Repeated requests, whose replies were lost.
+
+
+def test_a_repeated_join_keeps_the_place_and_its_reply(calls: Calls) -> None:
+    first, second = new_token(), new_token()
+    assert [calls.join(first), calls.join(first)] == [Place.HINTED, Place.HINTED]
+    assert [calls.join(second), calls.join(second)] == [Place.WAITING, Place.WAITING]
+    calls.begin(first)
+    assert of(second, calls.end(first))
+
+
+def test_a_join_after_the_end_of_the_call_finds_that_it_has_ended(calls: Calls) -> None:
+    (token,) = calls.joined(1)
+    calls.begin(token)
+    calls.end(token)
+    assert calls.join(token) is Place.ENDED
+    assert calls.relation(token) is Relation.DONE
+
+
+def test_a_repeated_acquire_of_one_delivery_is_granted(calls: Calls) -> None:
+    (token,) = calls.joined(1)
+    calls.begin(token)
+    calls.begin(token)
+
+
+def test_a_repeated_end_has_the_same_reply(calls: Calls) -> None:
+    first, second, third = calls.joined(3)
+    calls.begin(first)
+    assert [of(second, calls.end(first)) for _ in range(3)] == [True, True, True]
+    calls.begin(second)
+    assert calls.end(first) is None  # the second call was published meanwhile
+    assert of(third, calls.end(second))
+
+
+# Copies.
+
+
+def test_a_call_that_an_older_worker_has_ended_leaves_the_queue(calls: Calls) -> None:
+    first, second = calls.joined(2)
+    take(calls.store, calls.key, token=first)
+    done = {"marker": MarkerState.DONE, "marker_ttl": DAY}
+    give(calls.store, calls.key, first, **done)
+    assert calls.relation(new_token(first.task_id)) is Relation.DONE
+    assert calls.is_due()
+    assert of(second, calls.hinted_by_look())
+
+
+def test_every_end_leaves_a_marker_whichever_attempt_a_copy_has(early: Calls) -> None:
+    (token,) = early.joined(1)
+    early.begin(token)
+    newer = new_token(token.task_id, retries=1)
+    early.join(newer)
+    early.release(token, goes_on=True)
+    early.begin(newer)
+    early.end(newer)
+    for copy in (token, newer):
+        assert early.relation(copy) is Relation.DONE
+
+
+def test_a_copy_of_an_older_attempt_is_superseded(calls: Calls) -> None:
+    (token,) = calls.joined(1)
+    calls.begin(token)
+    newer = new_token(token.task_id, retries=1)
+    calls.join(newer)
+    calls.release(token, goes_on=True)
+    assert calls.relation(token) is Relation.SUPERSEDED
+    calls.begin(newer)
+
+
+def test_a_second_copy_is_dropped_while_the_first_runs(calls: Calls) -> None:
+    (token,) = calls.joined(1)
+    calls.begin(token)
+    assert calls.relation(new_token(token.task_id)) is Relation.QUEUED
+
+
+def test_a_second_copy_is_kept_if_the_store_has_no_message_of_the_call(calls: Calls) -> None:
+    token = new_token()
+    calls.begin(token)
+    copy = new_token(token.task_id)
+    assert calls.relation(copy) is Relation.UNQUEUED
+    calls.join(copy)
+    assert calls.relation(copy) is Relation.QUEUED
+
+
+def test_a_newer_message_of_a_call_that_waits_is_not_published(calls: Calls) -> None:
+    _, second = calls.joined(2)
+    assert calls.join(second, sequence=1) is Place.WAITING
+
+
+# Retries.
+
+
+def test_an_attempt_that_was_acknowledged_early_is_not_hinted_for_its_retry(early: Calls) -> None:
+    """The retry's message has not joined: the store did not answer."""
+    first, second = early.joined(2)
+    early.begin(first)
+    early.release(first, goes_on=True)
+    assert early.relation(second) is Relation.QUEUED
+    assert not early.is_due()
+    lost = early.look()
+    assert lost is not None
+    assert lost[0]
+
+
+def test_a_call_that_retries_keeps_its_place(calls: Calls) -> None:
+    first, second = calls.joined(2)
+    calls.begin(first)
+    newer = new_token(first.task_id, retries=1)
+    calls.join(newer, message=b"the second attempt")
+    reply, hint = calls.release(first, goes_on=True, due_in=30.0)
+    assert reply is ReleaseReply.OURS
+    assert of(newer, hint)
+    assert hint is not None
+    assert hint.message == b"the second attempt"
+    assert calls.relation(second) is Relation.QUEUED
+    assert not calls.is_due()
+    calls.begin(newer)
+    assert of(second, calls.end(newer))
+
+
+def test_a_look_publishes_the_newest_attempt(calls: Calls) -> None:
+    (token,) = calls.joined(1)
+    calls.begin(token)
+    calls.join(new_token(token.task_id, retries=1), message=b"the second attempt")
+    calls.lose_lease()
+    hint = calls.hinted_by_look()
+    assert (hint.message, hint.has_begun) == (b"the second attempt", False)
+
+
+def test_a_message_that_is_put_back_replaces_the_older_copy(calls: Calls) -> None:
+    first, _ = calls.joined(2)
+    calls.begin(first)
+    calls.lose_lease()
+    assert calls.join(first, sequence=1, message=b"after a loss") is Place.HINTED
+    assert calls.relation(new_token(first.task_id)) is Relation.SUPERSEDED
+    calls.begin(new_token(first.task_id), sequence=1)
+    calls.lose_lease()
+    assert calls.hinted_by_look().message == b"after a loss"
+
+
+def test_a_message_that_arrives_before_it_has_joined_joins_before_its_body_begins(
+    calls: Calls,
+) -> None:
+    """With the message of an older one the call would lose its place together with its worker."""
+    first, second = calls.joined(2)
+    calls.begin(first)
+    calls.release(first, goes_on=True)
+    newer = new_token(first.task_id, retries=1)
+    for sequence in (0, 1):
+        reply = calls.ask(newer, sequence=sequence)
+        assert isinstance(reply, Refused)
+        assert reply.relation is Relation.UNQUEUED
+        assert calls.join(newer, sequence=sequence) is Place.HINTED
+        calls.begin(newer, sequence=sequence)
+        assert calls.relation(first) is Relation.SUPERSEDED
+        calls.lose_lease()
+        assert calls.hinted_by_look().task == first.task
+    calls.begin(newer, sequence=1)
+    assert of(second, calls.end(newer))
+
+
+def test_a_retry_that_joins_when_it_arrives_runs_although_the_key_is_reserved_for_it(
+    calls: Calls,
+) -> None:
+    (first,) = calls.joined(1)
+    calls.begin(first)
+    newer = first.next_attempt()
+    reserved = {"become": Kind.RESERVED, "become_ttl": LONG, "next_token": newer}
+    calls.release(first, goes_on=True, **reserved)
+    assert calls.join(new_token("another")) is Place.WAITING
+    newer = new_token(first.task_id, retries=1)
+    assert calls.relation(newer) is Relation.UNQUEUED
+    assert calls.join(newer) is Place.HINTED
+    calls.begin(newer)
+
+
+def test_a_call_may_leave_one_queue_for_another(store: Store) -> None:
+    """The arguments of a retry may have another key."""
+    one, other = Calls(store), Calls(store)
+    other.key = f"{one.key}-other"  # a server alone has one shard
+    first, second = (new_token("t", retries=retries) for retries in range(2))
+    one.join(first)
+    one.begin(first)
+    assert other.join(second) is Place.HINTED
+    one.end(first)
+    other.begin(second)
+    other.end(second)
+    assert other.relation(second) is Relation.DONE
+
+
+def test_a_new_call_that_joins_prolongs_its_own_claim(calls: Calls) -> None:
+    claim, (first, second) = Keyspace.claim("app.sync", calls.key), (new_token(), new_token())
+    admit(calls.store, claim, first, ttl=5.0)
+
+    def ttl() -> float:
+        record = calls.store.inspect(claim)
+        assert record is not None
+        assert record.token == first.task
+        return record.ttl
+
+    calls.join(second, claim=claim, claim_ttl=60.0)
+    assert ttl() <= 5.0
+    calls.join(first, claim=claim, claim_ttl=60.0)
+    assert 50.0 < ttl() <= 60.0
+    calls.join(first, claim=claim, claim_ttl=600.0)
+    assert ttl() <= 60.0, "it has a place already"
+
+
+@pytest.mark.parametrize("has_joined", [True, False], ids=["joins-before", "joins-after"])
+def test_a_call_that_has_left_a_queue_may_come_back(calls: Calls, has_joined: bool) -> None:
+    """The second retry has the key of the first attempt again, which may not have ended yet."""
+    here, beyond = (new_token("t", retries=retries) for retries in (0, 2))
+    following = new_token()
+    calls.join(here)
+    calls.hinted_by_look()  # so that the end is remembered for a week
+    calls.begin(here)
+    calls.join(following)
+    if has_joined:
+        assert calls.join(beyond) is Place.WAITING
+        assert of(beyond, calls.end(here, first_open=1))
+    else:
+        assert of(following, calls.end(here, first_open=1))
+        assert calls.join(beyond) is Place.WAITING
+        calls.begin(following)
+        assert of(beyond, calls.end(following))
+        assert calls.relation(here) is Relation.DONE, "a late copy of the first attempt"
+    calls.begin(beyond)
+    calls.end(beyond)
+    assert calls.relation(beyond) is Relation.DONE
+
+
+def test_a_call_that_has_left_a_queue_does_not_begin_there_again(early: Calls) -> None:
+    token = new_token("t")
+    early.join(token)
+    early.begin(token)
+    early.end(token, first_open=1)
+    assert early.relation(token) is Relation.DONE
+    assert early.join(token) is Place.ENDED
+
+
+def test_a_call_that_the_broker_may_deliver_again_may_begin_again(calls: Calls) -> None:
+    """Celery has rejected its message, and the queue of dead letters leads to this one."""
+    (token,) = calls.joined(1)
+    calls.hinted_by_look()
+    calls.begin(token)
+    calls.end(token, first_open=0)
+    calls.begin(token)
+
+
+# Looks.
+
+
+def test_a_queue_is_due_as_soon_as_its_lease_has_ended(calls: Calls) -> None:
+    first, _ = calls.joined(2)
+    calls.begin(first, ttl=SHORT)
+    wait_until(calls.is_due, "the time of the look")
+    hint = calls.hinted_by_look()
+    assert of(first, hint, copies=2)
+    assert hint.has_begun
+    assert not calls.is_due()
+    calls.begin(new_token(first.task_id))
+
+
+def test_a_call_that_was_acknowledged_early_does_not_begin_again(early: Calls) -> None:
+    first, second = early.joined(2)
+    early.begin(first, ttl=SHORT)
+    lost = early.found_by_look()
+    assert (lost[0], lost[1].task) == (True, first.task)
+    assert not early.is_due()
+    assert early.look() == lost  # the first client died before it had stored the result
+    assert early.relation(new_token(first.task_id)) is Relation.SUPERSEDED
+    assert early.relation(second) is Relation.QUEUED
+    removal, hint = early.remove(first)
+    assert removal is Removal.REMOVED
+    assert of(second, hint)
+    early.begin(second)
+
+
+def test_a_delivery_that_got_no_reply_begins_although_it_may_have_been_granted_the_lease(
+    early: Calls,
+) -> None:
+    (token,) = early.joined(1)
+    early.begin(token)  # the reply is lost, and so is the release
+    early.lose_lease()
+    again = new_token(token.task_id)
+    early.begin(again, asked=("another", token.nonce))
+    early.lose_lease()
+    assert early.relation(new_token(token.task_id)) is Relation.LOST
+
+
+def test_a_lease_that_was_given_back_before_the_body_began_leaves_the_call_in_its_place(
+    early: Calls,
+) -> None:
+    first, second = early.joined(2)
+    early.begin(first)
+    assert early.release(first, goes_on=True, has_begun=False) == (ReleaseReply.OURS, None)
+    assert early.relation(second) is Relation.QUEUED
+    early.begin(new_token(first.task_id))
+
+
+def test_a_copy_of_a_call_that_is_lost_makes_it_leave(early: Calls) -> None:
+    first, _ = early.joined(2)
+    early.begin(first)
+    early.lose_lease()
+    assert early.relation(new_token(first.task_id)) is Relation.LOST
+    assert early.is_due()
+    lost = early.look()
+    assert lost is not None
+    assert lost[0]
+
+
+def test_a_look_while_the_key_is_held_waits_for_the_end_of_the_lease(calls: Calls) -> None:
+    first, _ = calls.joined(2)
+    calls.begin(first)
+    assert calls.look() is None
+    assert not calls.is_due()
+
+
+def test_a_call_without_a_message_leaves_the_queue_to_the_next(calls: Calls) -> None:
+    """The broker still has its message, and it joins again when that is delivered."""
+    first = new_token()
+    calls.begin(first)
+    (second,) = calls.joined(1)
+    calls.lose_lease()
+    assert of(second, calls.hinted_by_look())
+    assert calls.relation(new_token(first.task_id)) is Relation.UNQUEUED
+
+
+def test_a_hint_that_was_not_published_is_due_again_soon(calls: Calls) -> None:
+    (token,) = calls.joined(1)
+    assert not calls.is_due()
+    calls.queue.defer(calls.key, seconds=SHORT, timeout=TIMEOUT)
+    wait_until(calls.is_due, "the time of the look")
+    assert of(token, calls.hinted_by_look(), copies=2)
+
+
+def test_a_hint_that_was_not_published_is_no_copy(calls: Calls) -> None:
+    """Else the deadline of the next one would grow with each second of an outage of the broker."""
+    (token,) = calls.joined(1)
+    for _ in range(8):
+        calls.queue.defer(calls.key, seconds=0.001, timeout=TIMEOUT)
+        hint = calls.hinted_by_look()
+        assert of(token, hint, copies=2)
+        calls.queue.defer(calls.key, seconds=LONG, timeout=TIMEOUT, unpublished=hint)
+
+
+def test_an_empty_queue_is_not_due(calls: Calls) -> None:
+    (token,) = calls.joined(1)
+    calls.begin(token, ttl=SHORT)
+    calls.end(token)
+    calls.queue.defer(calls.key, seconds=SHORT, timeout=TIMEOUT)
+    assert calls.look() is None
+    assert not calls.is_due()
+
+
+# Other clients of the key.
+
+
+def test_a_queue_is_due_soon_after_another_client_has_left_the_key(store: Store) -> None:
+    released, freed, expired = three = [Calls(store) for _ in range(3)]
+    tokens = [take(store, one.key, ttl=0.8 if one is expired else LONG) for one in three]
+    waiting = [new_token() for _ in three]
+    for one, token in zip(three, waiting, strict=True):
+        assert [one.join(token), one.join(new_token())] == [Place.WAITING, Place.WAITING]
+    assert not released.is_due()
+    assert give(store, released.key, tokens[0]) is ReleaseReply.OURS
+    assert store.free(freed.key, None)
+    for one, token in zip(three, waiting, strict=True):
+        wait_until(one.is_due, "the time of the look")
+        assert of(token, one.hinted_by_look())
+
+
+def test_the_next_call_is_delayed_while_its_key_cools_down(calls: Calls) -> None:
+    first, second = calls.joined(2)
+    calls.begin(first)
+    hint = calls.end(first, become=Kind.COOLING, become_ttl=30.0)
+    assert hint is not None
+    assert of(second, hint)
+    assert 0.0 < hint.countdown <= 30.0
+    assert not calls.is_due()
+    repeated = calls.end(first, become=Kind.COOLING, become_ttl=30.0)
+    assert repeated is not None
+    assert of(second, repeated)
+    assert 0.0 < repeated.countdown <= hint.countdown
+    assert calls.relation(second) is Relation.QUEUED, "its key still cools down"
+
+
+def test_a_key_that_cools_down_for_long_keeps_the_queue_waiting(calls: Calls) -> None:
+    first, second = calls.joined(2)
+    calls.begin(first)
+    assert calls.end(first, become=Kind.COOLING, become_ttl=61.0) is None
+    assert calls.look() is None
+    calls.lose_lease()
+    assert of(second, calls.hinted_by_look())
+
+
+# Removals.
+
+
+def test_a_call_that_leaves_never_begins_and_is_then_removed(calls: Calls) -> None:
+    first, second, third = calls.joined(3)
+    found = calls.queue.leave(calls.key, second.task, timeout=TIMEOUT)
+    assert isinstance(found, Hint)
+    assert (found.task, found.message) == (second.task, second.attempt.encode())
+    assert calls.queue.leave(calls.key, second.task, timeout=TIMEOUT) == found
+    calls.begin(first)
+    assert calls.end(first) is None  # its result is not stored yet
+    removal, hint = calls.remove(second)
+    assert removal is Removal.REMOVED
+    assert of(third, hint)
+    assert calls.relation(second) is Relation.DONE
+
+
+def test_a_running_call_is_not_removed(calls: Calls) -> None:
+    first, second = calls.joined(2)
+    calls.begin(first)
+    queue = calls.queue
+    assert queue.leave(calls.key, first.task, timeout=TIMEOUT) is Removal.RUNNING
+    for only_unbegun in (False, True):
+        assert calls.remove(first, only_unbegun=only_unbegun) == (Removal.RUNNING, None)
+    assert queue.leave(calls.key, "another", timeout=TIMEOUT) is Removal.ABSENT
+    assert of(second, calls.end(first))
+
+
+def test_a_call_that_has_not_begun_is_withdrawn_and_never_begins(calls: Calls) -> None:
+    first, second = calls.joined(2)
+    removal, hint = calls.remove(first, only_unbegun=True)
+    assert removal is Removal.REMOVED
+    assert of(second, hint)
+    assert calls.relation(first) is Relation.DONE
+    calls.begin(second)
+
+
+def test_a_call_that_is_removed_from_the_middle_publishes_nothing(calls: Calls) -> None:
+    first, second, third = calls.joined(3)
+    for token in (second, third):
+        removed = calls.remove(token)
+        assert removed == (Removal.REMOVED, None), "the head was published by its own join"
+    calls.begin(first)
+    assert calls.end(first) is None
+
+
+def test_a_call_whose_worker_has_ended_it_is_removed(early: Calls) -> None:
+    """The worker's parent has stored its failure: a hard time limit, or a child that was killed."""
+    first, second = early.joined(2)
+    early.begin(first)
+    early.lose_lease()
+    removal, hint = early.remove(first)
+    assert removal is Removal.REMOVED
+    assert of(second, hint)
+    assert early.relation(first) is Relation.DONE
+
+
+def test_a_call_that_leaves_while_it_retries_does_not_begin_again(calls: Calls) -> None:
+    (first,) = calls.joined(1)
+    calls.begin(first)
+    newer = new_token(first.task_id, retries=1)
+    calls.join(newer)
+    calls.release(first, goes_on=True)
+    assert isinstance(calls.queue.leave(calls.key, first.task, timeout=TIMEOUT), Hint)
+    assert calls.join(newer, sequence=1) is Place.WAITING
+    assert calls.relation(newer) is Relation.SUPERSEDED
+    removal, _ = calls.remove(newer)
+    assert removal is Removal.REMOVED
+
+
+def test_a_call_whose_retry_has_joined_runs_until_its_body_has_ended(calls: Calls) -> None:
+    first, _ = calls.joined(2)
+    calls.begin(first)
+    calls.join(new_token(first.task_id, retries=1))
+    leave = partial(calls.queue.leave, calls.key, first.task, timeout=TIMEOUT)
+    assert leave() is Removal.RUNNING
+    assert of(first, calls.end(first, goes_on=True)), "its retry"
+    assert isinstance(leave(), Hint)
+
+
+def test_a_retry_that_is_removed_leaves_the_key_that_is_reserved_for_it(calls: Calls) -> None:
+    first, second = calls.joined(2)
+    calls.begin(first)
+    retry = new_token(first.task_id, retries=1)
+    calls.join(retry)
+    reserved = {"become": Kind.RESERVED, "become_ttl": LONG, "next_token": first.next_attempt()}
+    calls.release(first, goes_on=True, **reserved)
+    assert isinstance(calls.queue.leave(calls.key, first.task, timeout=TIMEOUT), Hint)
+    removed, hint = calls.remove(retry)
+    assert (removed, of(second, hint)) == (Removal.REMOVED, True)
+    calls.begin(second)
+
+
+def test_a_call_that_leaves_holds_up_the_queue_until_a_look(calls: Calls) -> None:
+    """The client that has made it leave may still store its result, or may have died."""
+    first, second = calls.joined(2)
+    assert isinstance(calls.queue.leave(calls.key, second.task, timeout=TIMEOUT), Hint)
+    calls.begin(first)
+    assert calls.end(first) is None
+    assert not calls.is_due(), "its client has time for its result"
+    calls.queue.defer(calls.key, seconds=0.0, timeout=TIMEOUT)
+    is_lost, hint = calls.found_by_look()
+    assert (is_lost, hint.task, hint.has_begun) == (True, second.task, False)
+
+
+def test_a_call_whose_retry_has_joined_is_not_removed_with_its_former_attempt(calls: Calls) -> None:
+    """The child was killed between the two."""
+    first, second = calls.joined(2)
+    calls.begin(first)
+    newer = new_token(first.task_id, retries=1)
+    calls.join(newer)
+    calls.lose_lease()
+    removed = calls.remove(first)
+    assert removed == (Removal.RUNNING, None)
+    calls.begin(newer)
+    assert of(second, calls.end(newer))
+
+
+def test_a_call_whose_later_copy_has_joined_is_not_removed_with_the_former_one(
+    calls: Calls,
+) -> None:
+    """A process died after it had put its message back."""
+    (token,) = calls.joined(1)
+    calls.join(token, sequence=1)
+    for only_unbegun in (False, True):
+        removed = calls.remove(token, sequence=0, only_unbegun=only_unbegun)
+        assert removed == (Removal.RUNNING, None)
+    calls.begin(token, sequence=1)
+    calls.lose_lease()
+    assert calls.remove(token, sequence=1) == (Removal.REMOVED, None)
+
+
+def test_a_call_that_waits_for_its_retry_is_removed_when_that_is_discarded(calls: Calls) -> None:
+    """It was revoked."""
+    first, second = calls.joined(2)
+    calls.begin(first)
+    newer = new_token(first.task_id, retries=1)
+    calls.join(newer)
+    calls.release(first, goes_on=True)
+    removal, hint = calls.remove(newer)
+    assert removal is Removal.REMOVED
+    assert of(second, hint)
+
+
+def test_a_call_that_has_begun_is_not_withdrawn_while_it_retries(calls: Calls) -> None:
+    (first,) = calls.joined(1)
+    calls.begin(first)
+    calls.release(first, goes_on=True)
+    withdrawn = calls.remove(first, only_unbegun=True)
+    assert withdrawn == (Removal.RUNNING, None)
+
+
+# The release is that of a lease.
+
+
+def test_the_end_of_a_call_marks_its_attempt_and_the_lost_lease_of_a_call_ends_nothing(
+    calls: Calls,
+) -> None:
+    first, _ = calls.joined(2)
+    calls.begin(first)
+    calls.lose_lease()
+    assert calls.release(first) == (ReleaseReply.NOT_OURS, None)
+    again = new_token(first.task_id)
+    calls.begin(again)
+    calls.end(again, marker=MarkerState.DONE, marker_ttl=DAY)
+    assert calls.relation(first) is Relation.DONE
+
+
+# What Redis keeps.
+
+
+@pytest.fixture
+def on_server(server: Any) -> Iterator[Calls]:
+    with closing(open_store(server.url())) as store:
+        yield Calls(store)
+
+
+@pytest.fixture
+def client(server: Any) -> Iterator[redis.Redis]:
+    with closing(redis.Redis.from_url(server.url())) as client:
+        yield client
+
+
+def due_in(calls: Calls, client: redis.Redis) -> int | None:
+    """Seconds until the next look; None: there is none."""
+    at: Any = client.zscore(Keyspace.call_queue(calls.key)[-1], calls.key)
+    now, _ = client.time()
+    return None if at is None else round(at / 1000 - now)
+
+
+def test_a_look_is_due_at_the_deadline_of_the_hint_or_at_the_end_of_the_lease(
+    on_server: Calls, client: redis.Redis
+) -> None:
+    first, _ = on_server.joined(2)
+    deadlines = [due_in(on_server, client)]
+    for _ in range(3):
+        on_server.hinted_by_look()
+        deadlines.append(due_in(on_server, client))
+    assert deadlines == pytest.approx([60, 240, 960, 3840], abs=2)
+    on_server.begin(first)
+    assert due_in(on_server, client) == pytest.approx(LONG, abs=2)
+    assert on_server.look() is None
+    assert due_in(on_server, client) == pytest.approx(LONG, abs=2)
+    on_server.release(first, goes_on=True, due_in=30.0)
+    assert due_in(on_server, client) == pytest.approx(90, abs=2)
+
+
+def test_an_empty_queue_leaves_nothing_but_markers(on_server: Calls, client: redis.Redis) -> None:
+    first, second = on_server.joined(2)
+    for token in (first, second):
+        on_server.begin(token)
+        on_server.end(token)
+    on_server.queue.defer(on_server.key, seconds=SHORT, timeout=TIMEOUT)
+    assert due_in(on_server, client) is None
+    assert client.exists(*Keyspace.call_queue(on_server.key)[:2]) == 0
+
+
+def test_the_keys_of_a_queue_are_none_of_other_programs(
+    on_server: Calls, client: redis.Redis
+) -> None:
+    first, _ = on_server.joined(2)
+    on_server.begin(first)
+    shard = Keyspace.shard(on_server.key)
+    beside = {Keyspace.last_number(on_server.key), *Keyspace.call_queue(on_server.key)}
+    assert client.exists(*beside) == 4
+    found = dict(on_server.store.foreign_keys(f"{shard.replace('{', '[{]')}:*"))
+    assert beside.isdisjoint(found), found
+
+
+def test_a_server_that_has_lost_everything_is_asked_for_its_number_of_shards_again(
+    on_server: Calls, client: redis.Redis
+) -> None:
+    (token,) = on_server.joined(1)
+    on_server.begin(token)
+    note = Keyspace.shards_note(on_server.key)
+    assert client.exists(note)
+    client.flushall()
+    client.script_flush()
+    on_server.begin(new_token())  # it finds that the server has lost its scripts
+    on_server.key = new_key()
+    on_server.begin(new_token())
+    assert client.exists(note)
+
+
+def test_an_end_is_known_for_a_week_if_a_message_was_published_twice(
+    on_server: Calls, client: redis.Redis
+) -> None:
+    first, second = on_server.joined(2)
+    on_server.hinted_by_look()
+    for token in (first, second):
+        on_server.begin(token)
+        on_server.end(token)
+    ttls = [client.ttl(Keyspace.ended(on_server.key, token.task)) for token in (first, second)]
+    assert ttls == pytest.approx([7 * DAY, DAY], abs=5)
+
+
+def test_an_end_without_a_body_is_known_for_a_week_as_well(
+    on_server: Calls, client: redis.Redis
+) -> None:
+    first, second = on_server.joined(2)
+    on_server.hinted_by_look()
+    for token in (first, second):
+        on_server.remove(token)
+    ttls = [client.ttl(Keyspace.ended(on_server.key, token.task)) for token in (first, second)]
+    assert ttls == pytest.approx([7 * DAY, DAY], abs=5)
+
+
+def test_the_first_call_that_leaves_is_due_soon_whatever_its_hint_s_deadline(
+    on_server: Calls, client: redis.Redis
+) -> None:
+    (token,) = on_server.joined(1)
+    for _ in range(3):
+        on_server.hinted_by_look()
+    on_server.queue.leave(on_server.key, token.task, timeout=TIMEOUT)
+    assert due_in(on_server, client) == pytest.approx(60, abs=2)
+
+
+def test_a_queue_is_due_if_the_server_s_clock_was_set_back(
+    on_server: Calls, client: redis.Redis
+) -> None:
+    on_server.key = Keyspace("set-back").lock("contract", "k")  # in a shard of its own
+    on_server.joined(1)
+    due = Keyspace.call_queue(on_server.key)[-1]
+    client.zadd(due, {on_server.key: (client.time()[0] + 30 * DAY) * 1000})
+    assert on_server.is_due()
+
+
+def test_a_number_is_given_once_though_the_queue_was_empty_meanwhile(
+    on_server: Calls, client: redis.Redis
+) -> None:
+    numbers = []
+    for _ in range(3):
+        (token,) = on_server.joined(1)
+        numbers.append(int(client.get(Keyspace.last_number(on_server.key)) or 0))  # type: ignore[arg-type]
+        on_server.begin(token)
+        on_server.end(token)
+    assert numbers == sorted(set(numbers))
+
+
+def test_a_full_server_refuses_joins_and_drains_the_queue(
+    on_server: Calls, client: redis.Redis
+) -> None:
+    tokens = on_server.joined(3)
+    client.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(StoreError, match="maxmemory"):
+            on_server.join(new_token())
+        for token in tokens:
+            on_server.begin(token)
+            reserved = {"become": Kind.RESERVED, "become_ttl": LONG}
+            on_server.release(token, goes_on=True, **reserved, next_token=token.next_attempt())
+            again = new_token(token.task_id, retries=1)
+            assert on_server.join(again) is Place.HINTED, "it has a place"
+            on_server.begin(again)
+            on_server.end(again)
+    finally:
+        client.config_set("maxmemory", "0")

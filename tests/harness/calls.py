@@ -1,0 +1,117 @@
+"""The calls of one key, and what their publishers, workers and operators do in the store."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from celery_singleton_lock.core.call_queue import (
+    CallQueue,
+    Hint,
+    Join,
+    Place,
+    Removal,
+    Remove,
+)
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Token
+from celery_singleton_lock.core.store import (
+    Granted,
+    QueuedAcquire,
+    QueuedRelease,
+    Refused,
+    Relation,
+    ReleaseReply,
+    Store,
+)
+from celery_singleton_lock.testing.contract import TIMEOUT, new_key, new_token
+from celery_singleton_lock.testing.contract.steps import HOLDER, LONG
+from tests.harness.deliveries import wait_until
+
+#: Seconds for which the end of a call is remembered.
+DAY: Final = 86400.0
+
+
+class Calls:
+    """The calls of one key, and what their publishers and workers do."""
+
+    def __init__(self, store: Store, *, late: bool = True) -> None:
+        self.store, self.late, self.key = store, late, new_key()
+        assert store.call_queue is not None
+        self.queue: CallQueue = store.call_queue
+
+    def position(self, token: Token) -> int | None:
+        return self.queue.position(self.key, token.task, timeout=TIMEOUT)
+
+    def join(self, token: Token, **options: Any) -> Place:
+        return self.joins(token, **options)[0]
+
+    def joins(self, token: Token, *, message: bytes = b"", **options: Any) -> tuple[Place, int]:
+        message = message or token.attempt.encode()
+        request = Join(key=self.key, token=token, message=message, late=self.late, **options)
+        return self.queue.join(request, timeout=TIMEOUT)
+
+    def joined(self, count: int) -> list[Token]:
+        tokens = [new_token() for _ in range(count)]
+        for token in tokens:
+            self.join(token)
+        return tokens
+
+    def ask(self, token: Token, **options: Any) -> Granted | Refused:
+        options = {"holder": HOLDER, "ttl": LONG, "late": self.late, **options}
+        request = QueuedAcquire(slots=(self.key,), token=token, **options)
+        return self.store.acquire(request, timeout=TIMEOUT)
+
+    def relation(self, token: Token) -> Relation:
+        reply = self.ask(token)
+        assert isinstance(reply, Refused), reply
+        return reply.relation
+
+    def begin(self, token: Token, **options: Any) -> None:
+        reply = self.ask(token, **options)
+        assert isinstance(reply, Granted), reply
+
+    def release(
+        self, token: Token, *, goes_on: bool = False, due_in: float = 0.0, **options: Any
+    ) -> tuple[ReleaseReply, Hint | None]:
+        hints: list[Hint] = []
+        request = QueuedRelease(
+            keys=(self.key,),
+            token=token,
+            publish=hints.append,
+            ended_ttl=None if goes_on else DAY,
+            due_in=due_in,
+            **options,
+        )
+        relation = self.store.release(request, timeout=TIMEOUT)
+        return relation, hints[0] if hints else None
+
+    def end(self, token: Token, **options: Any) -> Hint | None:
+        relation, hint = self.release(token, **options)
+        assert relation is ReleaseReply.OURS
+        return hint
+
+    def remove(self, token: Token, **options: Any) -> tuple[Removal, Hint | None]:
+        request = Remove(key=self.key, token=token, **{"ended_ttl": DAY, **options})
+        return self.queue.remove(request, timeout=TIMEOUT)
+
+    def is_due(self) -> bool:
+        shard = Keyspace.shard(self.key)
+        return self.key in self.queue.due(shard, limit=1000, timeout=TIMEOUT)
+
+    def look(self) -> tuple[bool, Hint] | None:
+        return self.queue.look(self.key, timeout=TIMEOUT)
+
+    def found_by_look(self) -> tuple[bool, Hint]:
+        """The first reply of a look: a lease that has ended may be there for a moment."""
+        found = wait_until(self.look, "a look that finds a call")
+        assert found is not None
+        return found
+
+    def hinted_by_look(self) -> Hint:
+        is_lost, hint = self.found_by_look()
+        assert not is_lost
+        return hint
+
+    def lose_lease(self) -> None:
+        """The holder's lease ends without a release."""
+        self.store.free(self.key, None)

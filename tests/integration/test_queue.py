@@ -1,0 +1,889 @@
+"""``on_conflict="queue"``: the calls of a key run one after another, in the order of the calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from base64 import b64encode
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery, chain, group
+from celery.exceptions import NotRegistered, TaskRevokedError, WorkerLostError
+from kombu import Exchange, Queue
+from kombu.exceptions import OperationalError
+
+from celery_singleton_lock import SettingsError, claim_and_send, singleton_task
+from celery_singleton_lock.core.call_queue import Remove
+from celery_singleton_lock.core.events import EventName
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.errors import LockConflict, QueueFull, StoreError, StoreUnavailable
+from celery_singleton_lock.message.header import HEADER
+from celery_singleton_lock.message.stored import StoredMessage
+from celery_singleton_lock.publish.queue import publish_hint, token_of
+from celery_singleton_lock.stores.redis.call_queue import RedisCallQueue
+from celery_singleton_lock.worker.queue_look import QueueLook
+from example_project.private_server import PrivateServer
+from tests.harness.app_module import fresh_module
+from tests.harness.bodies import power_cut
+from tests.harness.calls import Calls
+from tests.harness.processes import ROOT, kill_process
+from tests.harness.worker import CeleryWorker
+from tests.integration.conftest import Consume
+from tests.integration.key_queue import (
+    APP,
+    also_consume,
+    begun,
+    call_queue,
+    calls_of,
+    ended,
+    make_due,
+    numbers,
+    running,
+    unconsumed,
+    unreachable_broker,
+)
+from tests.integration.stage import Stage, wait_until
+
+
+@pytest.fixture(scope="module")
+def worker(stage: Stage) -> CeleryWorker:
+    return stage.worker(concurrency=3)
+
+
+def kill(stage: Stage, pid: int) -> None:
+    stage.journal.death(pid, kill_process(pid))
+
+
+def in_queue(stage: Stage, name: str, task: Any = None) -> int:
+    key = (task or stage.app.early).lock_key(name, 0)
+    return int(stage.redis.zcard(Keyspace.call_queue(key)[0]))
+
+
+def messages(stage: Stage, name: str) -> int:
+    """The messages for ``name`` in the broker, delivered or not."""
+    texts = [*stage.redis.lrange("celery", 0, -1), *stage.redis.hvals("unacked")]
+    return sum(name in text for text in texts)
+
+
+@pytest.fixture(params=["early", "late"])
+def task(stage: Stage, request: pytest.FixtureRequest) -> Any:
+    return getattr(stage.app, request.param)
+
+
+def test_calls_run_one_after_another_in_the_order_in_which_they_were_made(
+    stage: Stage, worker: CeleryWorker, task: Any, name: str
+) -> None:
+    results = [task.delay(name, number) for number in range(20)]
+    assert ended(results) == list(range(20))
+    assert numbers(stage, name) == list(range(20))
+    assert stage.journal.overlaps() == []
+    wait_until(lambda: not in_queue(stage, name), "the queue is empty")
+
+
+def test_calls_that_wait_need_neither_a_worker_nor_the_broker(
+    stage: Stage, worker: CeleryWorker, task: Any, name: str
+) -> None:
+    results = [running(stage, name, task)]
+    results += [task.delay(name, number) for number in range(1, 20)]
+    assert in_queue(stage, name) == 20
+    others = [task.delay(f"{name}-{key}", key) for key in range(3)]
+    assert ended(others) == [0, 1, 2], "other keys run meanwhile"
+    assert messages(stage, f'"{name}"') <= 1, "the running one"
+    stage.open(name)
+    assert ended(results) == list(range(20))
+    assert numbers(stage, name) == list(range(20))
+
+
+def test_a_call_that_retries_keeps_its_place(stage: Stage, worker: CeleryWorker, name: str) -> None:
+    results = [stage.app.retrying.delay(name, 0, countdown=0.2), stage.app.early.delay(name, 1)]
+    assert ended(results) == [0, 1]
+    assert numbers(stage, name) == [0, 0, 0, 1]
+
+
+def test_calls_of_a_key_that_cools_down_between_them_run_in_order(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """Each message arrives when its key is free. One that came before would be dropped."""
+    results = [stage.app.spaced.delay(name, number) for number in range(6)]
+    assert ended(results) == [*range(6)]
+    assert numbers(stage, name) == [*range(6)]
+    dropped = worker.events(EventName.DROPPED, reason="queued")
+    assert {event.task_id for event in dropped}.isdisjoint(r.id for r in results)
+
+
+def test_a_call_that_fails_lets_the_next_one_run(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    failing = stage.app.retrying.delay(name, 0, fail=True)
+    rejected, following = stage.app.rejecting.delay(name, 1), stage.app.early.delay(name, 2)
+    with pytest.raises(ValueError, match="0"):
+        failing.get(timeout=30)
+    assert following.get(timeout=30) == 2
+    assert numbers(stage, name) == [0, 0, 0, 1, 2]
+    wait_until(lambda: rejected.state == "FAILURE", "the worker's parent stores the failure")
+
+
+def test_a_message_without_a_place_takes_one_when_it_arrives(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """It was sent by name."""
+    results = [running(stage, name)]
+    send = stage.app.app.send_task
+    results.append(send(stage.app.early.name, (name, 1)))
+    wait_until(lambda: in_queue(stage, name) == 2, "the message has a place")
+    wait_until(lambda: messages(stage, name) <= 1, "and is acknowledged")
+    results.append(stage.app.early.delay(name, 2))
+    stage.open(name)
+    assert ended(results) == [0, 1, 2]
+    assert numbers(stage, name) == [0, 1, 2]
+
+
+def test_a_message_without_a_place_runs_at_once_if_the_key_is_free(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    result = stage.app.app.send_task(stage.app.early.name, (name, 0))
+    assert result.get(timeout=30) == 0
+    wait_until(lambda: not in_queue(stage, name), "it has ended")
+
+
+def test_the_links_of_a_chain_in_one_key_run_in_order(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    links = [stage.app.early.si(name, number) for number in range(4)]
+    assert chain(*links).delay().get(timeout=30) == 3
+    assert numbers(stage, name) == [0, 1, 2, 3]
+
+
+def test_a_call_has_not_ended_before_its_links_are_published(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    """Its process dies in between; the broker delivers it again."""
+    stage.redis.delete("died-at-link")
+    consume(name, env={"DIES_AT_LINK": "1"})
+    link = stage.app.early.si(name, 1).set(queue=name)
+    stage.app.requeued.apply_async((name, 0), queue=name, link=link)
+    begun(stage, name, 1)
+    assert numbers(stage, name) == [0, 0, 1]
+    assert stage.redis.get("died-at-link")
+
+
+def test_a_chord_over_one_key_ends(stage: Stage, worker: CeleryWorker, name: str) -> None:
+    header = group(stage.app.early.si(name, number) for number in range(4))
+    chord = header | stage.app.early.si(name, 4)
+    assert chord.delay().get(timeout=30) == 4
+    assert numbers(stage, name) == [0, 1, 2, 3, 4]
+
+
+def test_a_client_without_a_place_and_the_queue_take_turns(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    first = running(stage, name)
+    results = [first, stage.app.holding.delay(name, 1), stage.app.early.delay(name, 2)]
+    stage.open(name)
+    assert ended(results) == [0, 1, 2]
+    assert stage.journal.overlaps() == []
+
+
+# Ends of calls that no body returns from.
+
+
+@pytest.mark.parametrize("kind", ["early", "late"])
+def test_a_call_whose_child_is_killed_lets_the_next_one_run(
+    stage: Stage, worker: CeleryWorker, kind: str, name: str
+) -> None:
+    task = getattr(stage.app, f"patient_{kind}")
+    first, second = task.delay(name, 0, gate=name), task.delay(name, 1)
+    kill(stage, begun(stage, name, 0))
+    with pytest.raises(WorkerLostError):
+        first.get(timeout=30)
+    assert second.get(timeout=30) == 1
+    assert numbers(stage, name) == [0, 1]
+
+
+def test_a_call_that_is_requeued_after_the_death_of_its_child_runs_before_the_next(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    results = [stage.app.requeued.delay(name, 0, gate=name), stage.app.requeued.delay(name, 1)]
+    kill(stage, begun(stage, name, 0))
+    stage.open(name)
+    assert ended(results) == [0, 1]
+    assert numbers(stage, name) == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("kind", "runs"), [("early", [0, 1, 2]), ("late", [0, 0, 1, 2])])
+def test_the_queue_goes_on_after_the_death_of_a_whole_worker(
+    stage: Stage, worker: CeleryWorker, name: str, kind: str, runs: list[int], consume: Consume
+) -> None:
+    task = getattr(stage.app, kind)
+    other = consume(name)
+    first = task.apply_async((name, 0, name), queue=name)
+    begun(stage, name, 0)
+    results = [task.delay(name, number) for number in (1, 2)]
+    power_cut(other, stage.journal)
+    stage.open(name)
+    also_consume(stage, worker, name)
+    if kind == "early":
+        with pytest.raises(WorkerLostError, match="acknowledged"):
+            first.get(timeout=30)
+    else:
+        assert first.get(timeout=30) == 0
+    assert ended(results) == [1, 2]
+    assert numbers(stage, name) == runs
+
+
+def test_a_message_without_a_place_that_is_lost_with_its_worker_has_a_result(
+    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
+) -> None:
+    """It was sent by name, and began at once, so the store has no message of it."""
+    other = consume(name)
+    sent = stage.app.app.send_task(stage.app.early.name, (name, 0, name), queue=name)
+    begun(stage, name, 0)
+    last = stage.app.early.delay(name, 1)
+    power_cut(other, stage.journal)
+    with pytest.raises(WorkerLostError, match="acknowledged"):
+        sent.get(timeout=30)
+    assert last.get(timeout=30) == 1
+    assert numbers(stage, name) == [0, 1]
+
+
+@pytest.mark.parametrize("is_silent", [False, True], ids=["down", "silent"])
+def test_a_look_passes_over_a_call_whose_result_can_not_be_read(
+    stage: Stage, name: str, redis_url: str, private_redis: PrivateServer, is_silent: bool
+) -> None:
+    """The calls of other keys are published nevertheless. Celery's client waits two minutes."""
+    other = f"{name}-other"
+    results = private_redis.url() if is_silent else "redis://127.0.0.1:1/0"
+    env = {**stage.environment, "LOCK_URL": redis_url, "RESULT_URL": results}
+    with fresh_module(APP, env) as app, ExitStack() as stack:
+        calls = Calls(app.early._runtime().store)
+        for each in (name, other):
+            app.late.apply_async((each, 0), queue=name, ignore_result=True)
+        calls.key = app.late.lock_key(name, 0)
+        (place,) = calls.queue.calls(calls.key, most=1, timeout=5.0)
+        calls.begin(token_of(StoredMessage.from_bytes(place.message).headers))
+        calls.lose_lease()
+        calls.queue.defer(calls.key, seconds=0.0, timeout=5.0)
+        (unpublished,) = calls.queue.calls(app.late.lock_key(other, 0), most=1, timeout=5.0)
+        options: Any = {"seconds": 0.0, "timeout": 5.0, "unpublished": unpublished}
+        calls.queue.defer(unpublished.key, **options)
+        shard = Keyspace.shard(calls.key)
+        wait_until(lambda: len(calls.queue.due(shard, limit=9, timeout=5.0)) == 2, "both are due")
+        if is_silent:
+            private_redis.pause()
+            stack.callback(private_redis.resume)
+        QueueLook(app.app, lambda: calls.store, lambda: False).look()
+        (unread,) = calls.queue.calls(calls.key, most=1, timeout=5.0)
+        assert calls.queue.due(shard, limit=9, timeout=5.0) == []
+    assert unread.copies == 1, "it was not published"
+    assert stage.redis.llen(name) == 3, "the other call was"
+
+
+def test_a_call_that_is_revoked_while_it_waits_is_passed_over(
+    stage: Stage, worker: CeleryWorker, task: Any, name: str
+) -> None:
+    results = [task.delay(name, 0, gate=name), task.delay(name, 1), task.delay(name, 2)]
+    begun(stage, name, 0)
+    results[1].revoke()
+    worker.wait_for_log(rf"{results[1].id}.*flagged as revoked|Tasks flagged as revoked")
+    stage.open(name)
+    assert results[2].get(timeout=30) == 2
+    with pytest.raises(TaskRevokedError):
+        results[1].get(timeout=30)
+    assert numbers(stage, name) == [0, 2]
+
+
+def test_a_message_that_is_revoked_after_it_has_joined_is_passed_over(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """It was sent by name, and its worker has forgotten none of the revoked ids."""
+    first = running(stage, name)
+    sent = stage.app.app.send_task(stage.app.early.name, (name, 1))
+    wait_until(lambda: in_queue(stage, name) == 2, "the message has a place")
+    last = stage.app.early.delay(name, 2)
+    sent.revoke()
+    worker.wait_for_log(rf"{sent.id}.*flagged as revoked|Tasks flagged as revoked")
+    stage.open(name)
+    assert ended([first, last]) == [0, 2]
+    with pytest.raises(TaskRevokedError):
+        sent.get(timeout=30)
+
+
+def test_a_call_that_expires_while_it_waits_is_passed_over(
+    stage: Stage, worker: CeleryWorker, task: Any, name: str
+) -> None:
+    first = running(stage, name, task)
+    expiring, last = task.apply_async((name, 1), expires=0.5), task.delay(name, 2)
+    wait_until(lambda: expiring.date_done or stage.redis.time()[0], "the second passes")
+    stage.app.app.control.ping()
+    wait_until(lambda: _elapsed(stage, name) > 1.0, "its expiry passes")
+    stage.open(name)
+    assert last.get(timeout=30) == 2
+    with pytest.raises(TaskRevokedError):
+        expiring.get(timeout=30)
+    assert (first.get(timeout=30), numbers(stage, name)) == (0, [0, 2])
+
+
+def _elapsed(stage: Stage, name: str) -> float:
+    import time
+
+    return time.monotonic() - stage.starts(name)[0].at
+
+
+def test_a_retry_that_is_revoked_lets_the_next_call_run(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    retrying = stage.app.retrying.delay(name, 0, countdown=2)
+    begun(stage, name, 0)
+    last = stage.app.early.delay(name, 1)
+    wait_until(lambda: retrying.state == "RETRY", "it retries")
+    retrying.revoke()
+    assert last.get(timeout=30) == 1
+    assert numbers(stage, name) == [0, 1]
+    wait_until(lambda: retrying.state == "REVOKED", "its end is stored")
+
+
+def test_a_call_whose_task_no_worker_knows_frees_its_claim_and_lets_the_next_one_run(
+    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
+) -> None:
+    unique: Any = {"queue": name, "singleton": {"unique": "until_done"}}
+    unknown = stage.app.gone.apply_async((name, 0), **unique)
+    claim_and_send(stage.app.app, f"no.{name}", **unique)
+    last = stage.app.early.delay(name, 1)
+    claim = Keyspace.claim(stage.app.gone.name, stage.app.gone.lock_key(name, 0))
+    assert stage.redis.exists(claim)
+    assert stage.redis.keys(f"*:claim|no.{name}*")
+    consume(name, env={"WITHOUT": "1"})
+    with pytest.raises(NotRegistered):
+        unknown.get(timeout=30)
+    assert last.get(timeout=30) == 1
+    wait_until(lambda: not stage.redis.exists(claim), "its claim is free")
+    wait_until(lambda: not stage.redis.keys(f"*:claim|no.{name}*"), "that without a queue too")
+
+
+@pytest.fixture
+def elsewhere(stage: Stage, redis_url: str) -> Mapping[str, str]:
+    """The environment of another deployment, with the same store for locks."""
+    locks = stage.environment["RESULT_URL"]
+    urls = {"BROKER_URL": redis_url, "RESULT_URL": redis_url, "LOCK_URL": locks}
+    return {**stage.environment, **urls}
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_look_leaves_a_call_of_another_broker_to_the_workers_there(
+    stage: Stage, worker: CeleryWorker, name: str, elsewhere: Mapping[str, str], is_lost: bool
+) -> None:
+    result = stage.app.early.apply_async((name, 0), queue=name)
+    with fresh_module(APP, elsewhere) as other:
+        calls = Calls(other.early._runtime().store)
+        calls.key = stage.app.early.lock_key(name, 0)
+        if is_lost:
+            (call,) = calls.queue.calls(calls.key, most=1, timeout=5.0)
+            calls.queue.leave(calls.key, call.task, timeout=5.0)
+        look = QueueLook(other.app, lambda: calls.store, lambda: False)
+        for _ in range(3):
+            calls.queue.defer(calls.key, seconds=0.0, timeout=5.0)
+            look.look()
+        with redis.Redis.from_url(elsewhere["BROKER_URL"]) as broker:
+            assert broker.keys() == []
+    also_consume(stage, worker, name)
+    if is_lost:
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=30)
+    else:
+        assert result.get(timeout=30) == 0
+
+
+def test_calls_of_two_brokers_run_in_order_each_at_its_own(
+    stage: Stage, worker: CeleryWorker, name: str, elsewhere: Mapping[str, str]
+) -> None:
+    there = stage.worker(name=f"w-{name}", concurrency=1, env=elsewhere)
+    with fresh_module(APP, elsewhere) as other:
+        first = stage.app.early.delay(name, 0, gate=name)
+        begun(stage, name, 0)
+        results = [first]
+        results += [(stage.app, other)[n % 2].early.delay(name, n) for n in range(1, 5)]
+        stage.open(name)
+        assert ended(results) == [0, 1, 2, 3, 4]
+    assert numbers(stage, name) == [0, 1, 2, 3, 4]
+    for result, number in zip(results, range(5), strict=True):
+        assert (result.id in there.log) == (number % 2 == 1)
+    there.wait_for_log("calls of apps with the broker")
+
+
+def test_a_worker_learns_another_spelling_of_its_broker_from_a_message(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    spelled = stage.environment["BROKER_URL"].replace("127.0.0.1", "localhost")
+    with fresh_module(APP, {**stage.environment, "BROKER_URL": spelled}) as publisher:
+        results = [publisher.early.apply_async((name, n), queue=name) for n in range(3)]
+        key = publisher.early.lock_key(name, 0)
+        (first,) = call_queue(stage).calls(key, most=1, timeout=5.0)
+        assert "localhost" in StoredMessage.from_bytes(first.message).broker
+        process = consume(name)
+        assert ended(results) == [0, 1, 2]
+        assert numbers(stage, name) == [0, 1, 2]
+    assert "calls of apps with the broker" not in process.log
+
+
+def test_calls_that_wait_when_the_option_is_switched_off_run_in_order_and_once(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    results = unconsumed(stage, name, 4)
+    consume(name, concurrency=2, env={"OFF": "1"})
+    assert ended(results) == [0, 1, 2, 3]
+    assert numbers(stage, name) == [0, 1, 2, 3]
+    wait_until(lambda: not in_queue(stage, name), "the queue is empty")
+
+
+def test_calls_with_a_place_run_in_order_at_workers_with_and_without_the_option(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    queues = [f"{name}-{n}" for n in range(2)]
+    consume(queues[0], concurrency=2)
+    consume(queues[1], concurrency=2, env={"OFF": "1"})
+    results = [
+        stage.app.early.apply_async((name, number), queue=queues[number % 2])
+        for number in range(10)
+    ]
+    assert ended(results) == list(range(10))
+    assert numbers(stage, name) == list(range(10))
+
+
+def test_calls_with_and_without_a_place_run_once_and_apart_while_the_option_is_deployed(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    queues = [f"{name}-{n}" for n in range(2)]
+    consume(queues[0], concurrency=2)
+    consume(queues[1], concurrency=2, env={"OFF": "1"})
+    results = []
+    for number in range(4):
+        for queue in queues:
+            results.append(stage.app.early.apply_async((name, 2 * number), queue=queue))
+            plain = stage.app.early.name, (name, 2 * number + 1)
+            results.append(stage.app.app.send_task(*plain, queue=queue))
+    ended(results)
+    begun = numbers(stage, name)
+    assert sorted(begun) == sorted([*range(8), *range(8)])
+    assert [n for n in begun if n % 2 == 0] == [0, 0, 2, 2, 4, 4, 6, 6], "those with a place"
+    assert stage.journal.overlaps() == []
+
+
+def test_calls_that_were_put_back_before_the_option_was_switched_on_take_a_place(
+    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
+) -> None:
+    first = running(stage, name)
+    before = consume(name, env={"OFF": "1"})
+    second = stage.app.app.send_task(stage.app.early.name, (name, 1), queue=name)
+    before.wait_for_event(EventName.PUT_BACK)
+    before.terminate()
+    before.wait()
+    also_consume(stage, worker, name)
+    wait_until(lambda: in_queue(stage, name) == 2, "the message has a place")
+    stage.open(name)
+    assert ended([first, second]) == [0, 1]
+
+
+def test_the_queue_goes_on_without_a_result_backend(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    first_worker = consume(name, env={"RESULTS": "disabled://"})
+    stage.app.early.apply_async((name, 0, name), queue=name)
+    begun(stage, name, 0)
+    stage.app.early.apply_async((name, 1), queue=name)
+    power_cut(first_worker, stage.journal)
+    consume(name, env={"RESULTS": "disabled://"})
+    begun(stage, name, 1)
+    wait_until(lambda: not in_queue(stage, name), "both have ended")
+    assert numbers(stage, name) == [0, 1]
+
+
+def test_a_body_that_exits_lets_the_next_call_run(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    exiting, following = stage.app.exiting.delay(name, 0), stage.app.late.delay(name, 1)
+    with pytest.raises(WorkerLostError):
+        exiting.get(timeout=30)
+    assert following.get(timeout=30) == 1
+    assert numbers(stage, name) == [0, 1]
+
+
+def test_a_body_that_is_terminated_lets_the_next_call_run(
+    stage: Stage, worker: CeleryWorker, task: Any, name: str
+) -> None:
+    first, second = task.delay(name, 0, gate=name), task.delay(name, 1)
+    begun(stage, name, 0)
+    first.revoke(terminate=True)
+    assert second.get(timeout=30) == 1
+    with pytest.raises(TaskRevokedError):
+        first.get(timeout=30)
+    assert numbers(stage, name) == [0, 1]
+
+
+def test_a_message_that_the_worker_does_not_accept_lets_the_next_call_run(
+    stage: Stage, worker: CeleryWorker, task: Any, name: str
+) -> None:
+    task.apply_async((name, 0), serializer="pickle")
+    assert task.delay(name, 1).get(timeout=30) == 1
+    assert numbers(stage, name) == [1]
+
+
+def test_a_message_that_can_not_be_decoded_lets_the_next_call_run(
+    stage: Stage, worker: CeleryWorker, task: Any, name: str
+) -> None:
+    results = [task.apply_async((name, number), queue=name) for number in (0, 1)]
+    message = json.loads(stage.redis.lpop(name))
+    stage.redis.lpush(name, json.dumps({**message, "body": b64encode(b"[").decode()}))
+    also_consume(stage, worker, name)
+    assert results[1].get(timeout=30) == 1
+    assert numbers(stage, name) == [1]
+
+
+def test_a_call_that_celery_retries_after_the_death_of_its_child_runs_before_the_next(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    results = [stage.app.retried.delay(name, 0, gate=name), stage.app.early.delay(name, 1)]
+    kill(stage, begun(stage, name, 0))
+    stage.open(name)
+    assert ended(results) == [0, 1]
+    assert numbers(stage, name) == [0, 0, 1]
+
+
+def test_a_retry_with_another_key_runs_in_the_queue_of_that_key(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    there = f"{name}-there"
+    moving = stage.app.moving.delay(name, 0, [there, name])
+    assert moving.get(timeout=30) == 0
+    assert (numbers(stage, name), numbers(stage, there)) == ([0, 0], [0])
+    wait_until(lambda: in_queue(stage, name) == in_queue(stage, there) == 0, "it has ended")
+
+
+def test_a_retry_that_gets_no_reply_from_the_store_is_published(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    results = [stage.app.retrying.apply_async((name, 0), queue=name)]
+    results.append(stage.app.early.apply_async((name, 1), queue=name))
+    consume(name, env={"NO_JOIN": "1"})
+    assert ended(results) == [0, 1]
+    assert numbers(stage, name) == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_call_whose_result_is_stored_does_not_run_again(
+    stage: Stage, worker: CeleryWorker, name: str, has_begun: bool
+) -> None:
+    """Its worker did not tell the store that it has ended, or, an older one, that it has begun."""
+    results = [stage.app.late.apply_async((name, number), queue=name) for number in (0, 1)]
+    token = token_of({"id": results[0].id, HEADER: sent_header(stage, name)})
+    calls = calls_of(stage, name)
+    if has_begun:
+        calls.begin(token)
+        calls.lose_lease()
+    stage.app.app.backend.store_result(results[0].id, 0, "SUCCESS")
+    stage.redis.delete(name)
+    make_due(stage, name)
+    also_consume(stage, worker, name)
+    assert results[1].get(timeout=30) == 1
+    assert numbers(stage, name) == [1]
+
+
+def test_a_call_that_has_lost_its_lease_runs_again_although_the_broker_loses_it(
+    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
+) -> None:
+    results = [stage.app.late.apply_async((name, number, name), queue=name) for number in (0, 1)]
+    first_worker = consume(name)
+    begun(stage, name, 0)
+    calls_of(stage, name).lose_lease()
+    first_worker.wait_for_log(rf"{results[0].id}.*lease lost|lease lost.*{results[0].id}")
+    power_cut(first_worker, stage.journal)
+    stage.redis.delete(name, "unacked", "unacked_index")
+    stage.open(name)
+    also_consume(stage, worker, name)
+    make_due(stage, name)
+    assert ended(results) == [0, 1]
+    assert numbers(stage, name) == [0, 0, 1]
+
+
+def sent_header(stage: Stage, queue: str) -> Any:
+    (text,) = stage.redis.lrange(queue, 0, -1)
+    return json.loads(text)["headers"][HEADER]
+
+
+# What is lost on the way.
+
+
+def test_a_call_that_the_broker_refuses_leaves_no_place(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    with unreachable_broker() as connection, pytest.raises(OperationalError):
+        stage.app.early.apply_async((name, 0), connection=connection)
+    assert in_queue(stage, name) == 0
+    assert stage.app.early.delay(name, 1).get(timeout=30) == 1
+    assert numbers(stage, name) == [1]
+
+
+def test_a_join_without_a_reply_is_repeated_and_its_call_runs_once(
+    stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_replies(monkeypatch, "join", 1)
+    results = [stage.app.early.delay(name, number) for number in (0, 1)]
+    assert ended(results) == [0, 1]
+    assert numbers(stage, name) == [0, 1]
+
+
+def test_a_call_of_which_no_reply_says_that_it_has_joined_is_unknown(
+    stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_replies(monkeypatch, "join", 2)
+    with pytest.raises(StoreUnavailable, match="it is unknown whether the call has a place"):
+        stage.app.early.apply_async((name, 0), queue=name)
+    assert in_queue(stage, name) == 1, "it has one, and a look publishes it"
+
+
+def test_a_call_that_can_not_be_withdrawn_is_unknown(
+    stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_replies(monkeypatch, "remove", 1)
+    with (
+        unreachable_broker() as connection,
+        pytest.raises(StoreUnavailable, match=r"the broker refused.* it is unknown"),
+    ):
+        stage.app.early.apply_async((name, 0), connection=connection)
+
+
+def test_a_call_that_has_begun_meanwhile_is_not_refused(
+    stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker's error came late: a look has published the call."""
+    queue: Any = call_queue(stage)
+    remove = queue.remove
+
+    def after_a_look(self: Any, request: Remove, *, timeout: float) -> Any:
+        make_due(stage, name)
+        begun(stage, name, 0)
+        return remove(request, timeout=timeout)
+
+    monkeypatch.setattr(type(queue), "remove", after_a_look)
+    with unreachable_broker() as connection:
+        result = stage.app.early.apply_async((name, 0), connection=connection)
+    assert result.get(timeout=30) == 0
+    assert numbers(stage, name) == [0]
+
+
+def lose_replies(monkeypatch: pytest.MonkeyPatch, operation: str, count: int) -> None:
+    """Let the store carry out an operation, and lose its first replies."""
+    original, left = getattr(RedisCallQueue, operation), [None] * count
+
+    def lose(*args: Any, **options: Any) -> Any:
+        reply = original(*args, **options)
+        if not left:
+            return reply
+        left.pop()
+        raise StoreUnavailable("no reply")
+
+    monkeypatch.setattr(RedisCallQueue, operation, lose)
+
+
+def test_a_call_whose_message_the_broker_has_lost_is_published_again(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    results = unconsumed(stage, name, 3)
+    assert stage.redis.delete(name) == 1
+    also_consume(stage, worker, name)
+    make_due(stage, name)
+    assert ended(results) == [0, 1, 2]
+    assert numbers(stage, name) == [0, 1, 2]
+
+
+def test_calls_that_no_worker_has_consumed_for_long_run_in_order_and_once(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    """Three deadlines pass before a worker starts: four copies of the first message."""
+    results = unconsumed(stage, name, 100)
+    store = calls_of(stage, name).store
+    look = QueueLook(stage.app.app, lambda: store, lambda: False)
+    for copies in (2, 3, 4):
+        make_due(stage, name)
+
+        def is_published(copies: int = copies) -> bool:
+            look.look()  # or the worker of other tests has looked
+            return bool(stage.redis.llen(name) == copies)
+
+        wait_until(is_published, "it is published again")
+    consume(name, concurrency=4)
+    assert ended(results) == list(range(100))
+    assert numbers(stage, name) == list(range(100))
+    wait_until(lambda: not in_queue(stage, name), "the queue is empty")
+
+
+def test_a_retry_that_is_lost_with_its_worker_in_its_countdown_runs_before_the_next_call(
+    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
+) -> None:
+    results = [stage.app.retrying.apply_async((name, 0, 3.0), queue=name)]
+    results.append(stage.app.early.apply_async((name, 1), queue=name))
+    first_worker = consume(name)
+    wait_until(lambda: results[0].state == "RETRY", "it retries")
+    wait_until(lambda: messages(stage, name) == 1, "the worker has its retry")
+    power_cut(first_worker, stage.journal)
+    stage.redis.delete("unacked", "unacked_index", name)
+    also_consume(stage, worker, name)
+    make_due(stage, name)
+    assert ended(results) == [0, 1]
+    assert numbers(stage, name) == [0, 0, 0, 1]
+
+
+def test_the_next_call_is_published_with_the_entities_that_the_broker_has_lost(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """A Redis broker drops a message of an exchange without bindings, and does not say so."""
+    exchange = f"{name}-topic"
+    entity = Queue(name, Exchange(exchange, "topic"), routing_key=f"{name}.#")
+    options: dict[str, Any] = {"exchange": entity.exchange, "declare": [entity]}
+    for number in range(2):
+        stage.app.early.apply_async((name, number), routing_key=f"{name}.x", **options)
+    bindings = f"_kombu.binding.{exchange}"
+    assert stage.redis.delete(bindings, name) == 2, "its binding and the first message"
+    queue, key = call_queue(stage), stage.app.early.lock_key(name, 0)
+    with fresh_module(APP, stage.environment) as app:  # whose connections have declared nothing
+        (first,) = queue.calls(key, most=1, timeout=5.0)
+        assert publish_hint(app.app, queue, first)
+    assert stage.redis.llen(name) == 1
+    also_consume(stage, worker, name)
+    assert begun(stage, name, 0)
+
+
+def test_the_next_call_runs_although_the_process_before_it_died_before_publishing_it(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    stage.redis.delete("died")
+    consume(name, env={"DIES": "1"})
+    results = unconsumed(stage, name, 3)
+    assert ended(results) == [0, 1, 2]
+    assert stage.redis.get("died")
+    assert numbers(stage, name) == [0, 1, 2]
+
+
+def test_a_call_stays_in_its_queue_when_the_key_template_changes(
+    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
+) -> None:
+    first = running(stage, name)
+    waiting = stage.app.early.apply_async((name, 1), queue=name)
+    consume(name, env={"KEY": "other:{name}"})
+    stage.open(name)
+    assert ended([first, waiting]) == [0, 1]
+    wait_until(lambda: not in_queue(stage, name), "the queue is empty")
+
+
+def test_a_header_that_names_another_key_gives_its_message_no_place_there(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """A foreign publisher may write any header."""
+    first = running(stage, name)
+    other = f"{name}-other"
+    headers = {HEADER: {"queue": stage.app.early.lock_key(name, 0)}}
+    forged = stage.app.app.send_task(stage.app.early.name, (other, 1), headers=headers)
+    assert forged.get(timeout=30) == 1, "it runs beside the holder of the key that it names"
+    assert in_queue(stage, name) == 1
+    stage.open(name)
+    assert first.get(timeout=30) == 0
+
+
+def test_an_equal_call_is_answered_by_the_one_that_waits_and_a_claim_ends_with_its_call(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    first = running(stage, name, stage.app.unique)
+    assert stage.app.unique.delay(name, 0, gate=name).id == first.id
+    assert in_queue(stage, name) == 1
+    other = stage.app.early.delay(name, 2)
+    stage.open(name)
+    assert ended([first, other]) == [0, 2]
+    again = stage.app.unique.delay(name, 0)
+    assert again.id != first.id
+    assert again.get(timeout=30) == 0
+
+
+@pytest.mark.parametrize("countdown", [None, 0.1], ids=["joins-at-publish", "joins-at-the-worker"])
+def test_a_claim_lasts_while_its_call_waits_for_its_turn(
+    stage: Stage, worker: CeleryWorker, name: str, countdown: float | None
+) -> None:
+    first = stage.app.early.delay(name, 1, gate=name)
+    begun(stage, name, 1)
+    options: Any = {"countdown": countdown, "singleton": {"unique_for": 1.5}}
+    second = stage.app.unique.apply_async((name, 2), **options)
+    wait_until(lambda: in_queue(stage, name) == 2, "it has its place")
+    claim = Keyspace.claim(stage.app.unique.name, stage.app.unique.lock_key(name, 0))
+    assert stage.redis.pttl(claim) > 60_000
+    assert stage.app.unique.apply_async((name, 2), **options).id == second.id
+    stage.open(name)
+    assert ended([first, second]) == [1, 2]
+    assert stage.app.unique.apply_async((name, 2), **options).id != second.id
+
+
+def test_a_publisher_that_dies_before_its_call_has_a_place_holds_the_claim_for_seconds(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    dies = f"""if True:
+        import os
+        from celery_singleton_lock.stores.redis.call_queue import RedisCallQueue
+        RedisCallQueue.join = lambda *_, **__: os._exit(9)
+        from tests.apps.queue import unique
+        unique.delay({name!r}, 0)
+    """
+    env = {**os.environ, **stage.environment}
+    done = subprocess.run([sys.executable, "-c", dies], cwd=ROOT, env=env, timeout=60)
+    assert done.returncode == 9
+    claim = Keyspace.claim(stage.app.unique.name, stage.app.unique.lock_key(name, 0))
+    assert 0 < stage.redis.pttl(claim) <= 10_000
+    stage.redis.delete(claim)  # as it would be after ten seconds
+    first = stage.app.early.delay(name, 1, gate=name)
+    second = stage.app.unique.delay(name, 0)
+    assert stage.redis.pttl(claim) > 60_000
+    stage.open(name)
+    assert ended([first, second]) == [1, 0]
+
+
+# Refusals.
+
+
+def test_a_call_is_refused_if_the_store_keeps_no_queues() -> None:
+    app = Celery("nowhere", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3/0"
+
+    @singleton_task(app=app, on_conflict="queue", shared=False)
+    def work() -> None: ...
+
+    with pytest.raises(SettingsError, match="keeps no queues"):
+        work.delay()
+
+
+def test_a_full_queue_raises_where_the_call_is_made(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    results = [running(stage, name, stage.app.few)]
+    results.append(stage.app.few.delay(name, 1))
+    with pytest.raises(QueueFull, match="2 calls are in the queue") as caught:
+        stage.app.few.delay(name, 2)
+    assert caught.value.depth == 2
+    sent = stage.app.app.send_task(stage.app.few.name, (name, 3))
+    with pytest.raises(LockConflict, match="2 calls wait"):
+        sent.get(timeout=30)
+    stage.open(name)
+    assert ended(results) == [0, 1]
+
+
+def test_a_call_is_not_published_while_the_store_is_down(
+    stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise StoreError("no")
+
+    monkeypatch.setattr(type(call_queue(stage)), "join", fail)
+    with pytest.raises(StoreError, match="no"):
+        stage.app.early.delay(name, 0)
+    assert messages(stage, name) == 0

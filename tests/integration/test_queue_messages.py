@@ -1,0 +1,186 @@
+"""``on_conflict="queue"``: how the messages of a queue travel, whatever the broker is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from kombu import Connection
+
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.worker.queue_look import QueueLook
+from example_project.private_server import PrivateServer
+from tests.harness.app_module import fresh_module
+from tests.harness.cluster import Cluster
+from tests.harness.worker import CeleryWorker
+from tests.integration.conftest import Consume
+from tests.integration.key_queue import (
+    APP,
+    bodies,
+    cli,
+    ended,
+    make_due,
+    running,
+    unconsumed,
+)
+from tests.integration.stage import Stage, open_stage, wait_until
+
+
+@pytest.fixture(scope="module")
+def worker(stage: Stage) -> CeleryWorker:
+    return stage.worker(concurrency=2)
+
+
+def test_calls_in_a_batch_of_a_producer_run_in_order(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    app = stage.app.app
+    with app.producer_pool.acquire(block=True) as producer, producer.batch():
+        results = [
+            stage.app.early.apply_async((name, number), producer=producer) for number in range(3)
+        ]
+    assert ended(results) == [0, 1, 2]
+    assert bodies(stage, name) == [(name, 0), (name, 1), (name, 2)]
+
+
+def test_results_are_sent_to_the_caller_of_a_call_that_waited(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    """The `rpc://` backend writes the queue of the caller's thread into each message."""
+    env = {**stage.environment, "RESULTS": "rpc://"}
+    consume(name, concurrency=2, env=env)
+    with fresh_module(APP, env) as publisher:
+        results = [publisher.early.apply_async((name, n), queue=name) for n in range(3)]
+        assert ended(results) == [0, 1, 2]
+
+
+def test_priorities_are_of_keys_not_of_the_calls_of_one(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    results = [
+        stage.app.early.apply_async((name, number), queue=name, priority=priority)
+        for number, priority in enumerate([0, 9, 3, 6])
+    ]
+    consume(name, concurrency=2)
+    assert ended(results) == [0, 1, 2, 3]
+    assert bodies(stage, name) == [(name, number) for number in range(4)]
+
+
+def test_keys_with_many_calls_take_turns(stage: Stage, name: str, consume: Consume) -> None:
+    keys = [f"{name}-a", f"{name}-b"]
+    results = [
+        stage.app.early.apply_async((key, number), queue=name)
+        for key in keys
+        for number in range(5)
+    ]
+    consume(name)
+    ended(results)
+    assert bodies(stage, *keys) == [(key, number) for number in range(5) for key in keys]
+
+
+def test_a_canvas_that_replaces_a_call_leaves_its_queue_to_the_next_one(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    others = [f"{name}-x", f"{name}-y"]
+    replaced = stage.app.replacing.delay(name, 0, others)
+    last = stage.app.early.delay(name, 1)
+    assert [replaced.get(timeout=30), last.get(timeout=30)] == [0, 1]
+    assert bodies(stage, name) == [(name, 0), (name, 1)]
+    assert bodies(stage, *others) == [(other, 0) for other in others]
+
+
+def test_an_end_without_a_reply_is_repeated_and_the_next_call_runs_once(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    consume(name, concurrency=2, env={"NO_REPLY": "1"})
+    results = unconsumed(stage, name, 4)
+    assert ended(results) == [0, 1, 2, 3]
+    assert bodies(stage, name) == [(name, number) for number in range(4)]
+
+
+def test_a_broker_that_does_not_answer_neither_fails_nor_delays_the_end_of_a_call(
+    redis_url: str, tmp_path: Path, name: str
+) -> None:
+    with (
+        PrivateServer() as broker,
+        open_stage(redis_url, tmp_path, APP, {"BROKER_URL": broker.url()}) as stage,
+    ):
+        stage.worker(concurrency=1)
+        first = running(stage, name)
+        second = stage.app.early.delay(name, 1)
+        broker.pause()
+        stage.open(name)
+        assert first.get(timeout=30) == 0
+        broker.resume()
+        assert second.get(timeout=60) == 1
+        assert bodies(stage, name) == [(name, 0), (name, 1)]
+
+
+def test_a_look_publishes_a_bounded_number_of_calls(
+    redis_url: str, tmp_path: Path, name: str
+) -> None:
+    with open_stage(redis_url, tmp_path, APP) as stage:
+        keys = [f"{name}-{number}" for number in range(150)]
+        for key in keys:
+            stage.app.early.apply_async((key, 0), queue=name)
+        store = Runtime.of(stage.app.app).store
+        look = QueueLook(stage.app.app, lambda: store, lambda: False)
+        stage.redis.delete(name)
+        for key in keys:
+            make_due(stage, key)
+        counts = []
+        for _ in range(3):
+            look.look()
+            counts.append(stage.redis.llen(name))
+        assert counts == [100, 150, 150]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limits", [{"x-message-ttl": 1000}, {"x-max-length": 1}], ids=str)
+def test_calls_that_a_limited_queue_of_the_broker_drops_run_in_order(
+    redis_url: str, rabbit_url: str, tmp_path: Path, name: str, limits: Mapping[str, int]
+) -> None:
+    """RabbitMQ drops a message after its time, or the oldest one of a queue that is full."""
+    env = {"BROKER_URL": rabbit_url, "LIMITS": json.dumps(limits)}
+    with open_stage(redis_url, tmp_path, APP, env) as stage:
+        keys = [f"{name}-a", f"{name}-b"]
+        results = [
+            stage.app.early.apply_async((key, number), queue="limited")
+            for number in range(3)
+            for key in keys
+        ]
+        with Connection(rabbit_url) as connection:
+
+            def waiting() -> int:
+                return int(connection.default_channel.queue_declare("limited", passive=True)[1])
+
+            left = 1 if "x-max-length" in limits else 0
+            wait_until(lambda: waiting() == left, "the broker has dropped the others")
+        stage.worker(concurrency=1, args=["-Q", "limited"])
+        for key in keys:
+            make_due(stage, key)
+        assert ended(results) == [0, 0, 1, 1, 2, 2]
+        for key in keys:
+            assert bodies(stage, key) == [(key, 0), (key, 1), (key, 2)]
+
+
+@pytest.mark.slow
+def test_the_queues_of_a_cluster_are_listed_and_their_calls_cancelled(
+    redis_url: str, private_cluster: Cluster, tmp_path: Path, name: str
+) -> None:
+    env = {"LOCK_URL": private_cluster.url}
+    with open_stage(redis_url, tmp_path, APP, env) as stage:
+        stage.worker(concurrency=1)
+        first = running(stage, name)
+        second, third = (stage.app.early.delay(name, number) for number in (1, 2))
+        key = stage.app.early.lock_key(name, 0)
+        _, text = cli(stage, "ls", name)
+        _, row = text.splitlines()
+        assert row.split()[-1] == "2", "the calls that wait"
+        _, listed = cli(stage, "queue", key)
+        assert listed.index(first.id) < listed.index(second.id) < listed.index(third.id)
+        assert f"cancelled {second.id}" in cli(stage, "cancel", second.id, "--yes")[1]
+        stage.open(name)
+        assert [first.get(timeout=30), third.get(timeout=30)] == [0, 2]

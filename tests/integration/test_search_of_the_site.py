@@ -1,0 +1,122 @@
+"""The search of the built site answers the questions of a new user with the right page first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.conftest import missing
+from tests.harness.browser import find_browser, open_browser
+from tests.harness.deliveries import wait_until
+from tests.harness.processes import ROOT
+
+# The build takes the most of it, on two cores that other tests use.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+# In the browser: the sentence under which the results are listed, which says when they all are; the
+# results' pages.
+_SUMMARY = "const said = document.querySelector('.search-summary')?.textContent ?? '';"
+_IS_OVER = "return said.includes('matching') || said.includes('did not match')"
+_PAGES = "return [...document.querySelectorAll('#search-results li > a')].map(one => one.pathname)"
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[str]:
+    """The address of the site, built from the sources as they are."""
+    pytest.importorskip("sphinx", reason="make docs installs Sphinx")
+    sphinx = [sys.executable, "-m", "sphinx", "-q", "-b", "html"]
+    subprocess.run(
+        [*sphinx, str(ROOT / "docs"), str(tmp_path)], check=True, stderr=subprocess.DEVNULL
+    )
+    handler = partial(_Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    if find_browser() is None:
+        missing("no Chromium with its driver. Debian: apt-get install chromium chromium-driver")
+    with open_browser() as browser:
+        yield browser
+
+
+def first_page(browser: Any, site: str, question: str) -> str:
+    """The page that the search lists first, without its suffix."""
+    browser.get(f"{site}/search.html?{urlencode({'q': question})}")
+    wait_until(lambda: browser.execute_script(f"{_SUMMARY} {_IS_OVER}"), "the end of the search")
+    pages = browser.execute_script(_PAGES)
+    return str(pages[0]).removeprefix("/").removesuffix(".html") if pages else ""
+
+
+# What the fourteen jobs of a new user are called by those who know this library, celery-once, or no
+# lock at all.
+_QUESTIONS = [
+    ("OOM-killed: when does it run again?", "how-to/killed"),
+    ("OOM killed", "how-to/killed"),
+    ("WorkerLostError", "how-to/killed"),
+    ("must not be lost", "how-to/killed"),
+    ("visibility timeout", "how-to/killed"),
+    ("pod OOMKilled", "how-to/killed"),
+    ("exit code 137", "how-to/killed"),
+    ("worker crashed job lost", "how-to/killed"),
+    ("job lost when server restarts", "how-to/killed"),
+    ("worker ran out of memory job lost", "how-to/killed"),
+    ("race condition", "how-to/choosing"),
+    ("double click", "how-to/choosing"),
+    ("wait until the other is finished", "how-to/choosing"),
+    ("multiple beats", "reference/beat"),
+    ("several beats send task twice", "reference/beat"),
+    ("debounce", "reference/debounce"),
+    ("many calls in short time run once", "reference/debounce"),
+    ("latest wins", "reference/debounce"),
+    ("strict order", "reference/options"),
+    ("queue per user", "reference/options"),
+    ("why did my task not run", "troubleshooting"),
+    ("task not executed", "troubleshooting"),
+    ("lock stuck", "troubleshooting"),
+    ("skipped", "troubleshooting"),
+    ("queue is stuck", "troubleshooting"),
+    ("unlock", "reference/operations"),
+    ("grafana", "reference/monitoring"),
+    ("metrics", "reference/monitoring"),
+    ("alerts", "reference/monitoring"),
+    ("celery-once", "migration/celery-once"),
+    ("AlreadyQueued", "migration/celery-once"),
+    ("on_commit", "how-to/django"),
+    ("gevent", "how-to/pools"),
+    ("eager", "how-to/testing"),
+    ("unit test", "how-to/testing"),
+    ("how to unit test my task", "how-to/testing"),
+    ("Django TestCase", "how-to/testing"),
+    ("override_settings", "how-to/testing"),
+    ("call lost between commit and publish", "how-to/outbox"),
+    ("ACL", "reference/options"),
+    ("redis acl user permissions", "reference/options"),
+    ("editor autocomplete", "reference/options"),
+    ("permissions", "reference/options"),
+    ("type hints", "reference/options"),
+    ("versions", "reference/stability"),
+    ("performance", "benchmarks"),
+    ("is_skipped", "reference/api"),
+]
+
+
+def test_the_search_answers_with_the_right_page_first(browser: Any, site: str) -> None:
+    found = [(question, first_page(browser, site, question)) for question, _ in _QUESTIONS]
+    assert found == _QUESTIONS

@@ -1,0 +1,131 @@
+"""Threads on which others depend run no log handler and no receiver of a signal.
+
+A handler that blocks there would delay renewals, releases, ticks or the looks at queues.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any, NoReturn, cast
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock.beat.election import Election
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.events import Event, EventName, Events
+from celery_singleton_lock.core.heartbeat import Heartbeat
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Holder, Lease
+from celery_singleton_lock.core.locker import Locker
+from celery_singleton_lock.core.observers import observers
+from celery_singleton_lock.core.store import Acquire, Release, ReleaseReply
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.testing import ManualClock
+from celery_singleton_lock.testing.contract import new_token
+from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
+from celery_singleton_lock.worker.queue_look import QueueLook
+from celery_singleton_lock.worker.store_queue import StoreQueue
+from tests.harness.deliveries import wait_until
+
+IsOver = Callable[[], bool]
+
+
+class Threads(logging.Handler):
+    """Notes the threads that handle log records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.names.append(threading.current_thread().name)
+
+
+@pytest.fixture
+def handling(caplog: pytest.LogCaptureFixture) -> Iterator[Threads]:
+    logger, threads = logging.getLogger("celery_singleton_lock"), Threads()
+    caplog.set_level(logging.INFO, logger.name)
+    logger.addHandler(threads)
+    yield threads
+    logger.removeHandler(threads)
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    app = Celery("serving", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_beat_ttl = 0.3
+    Runtime.install(app, Runtime(app, store=MemoryStore(SystemClock())))
+    with closing(app):
+        yield app
+
+
+def fail(*_: Any) -> NoReturn:
+    raise RuntimeError("a defect, which is logged")
+
+
+class _Broken:
+    of_living = fail
+
+
+def parent_heartbeat(app: Celery, is_over: IsOver) -> None:
+    runtime = Runtime.of(app)
+    memory = cast(Any, _Broken())
+    ParentHeartbeat(memory, runtime.store, runtime.clock).start(is_over)
+
+
+def store_queue(app: Celery, is_over: IsOver) -> None:
+    runtime = Runtime.of(app)
+    StoreQueue(lambda: runtime.store, runtime.clock, is_over).put(fail, 60.0)
+
+
+def queue_look(app: Celery, is_over: IsOver) -> None:
+    QueueLook(app, fail, is_over).start()
+
+
+def election_that_stalls(app: Celery, is_over: IsOver) -> None:
+    assert Election(Runtime.of(app)).campaign()
+    observers.flush()
+
+
+@pytest.mark.parametrize("start", [parent_heartbeat, store_queue, queue_look, election_that_stalls])
+def test_a_log_handler_of_a_serving_thread_runs_on_the_observers_thread(
+    start: Callable[[Celery, IsOver], None], app: Celery, handling: Threads
+) -> None:
+    own = threading.current_thread().name
+
+    def others() -> set[str]:
+        return {*handling.names} - {own}
+
+    start(app, lambda: bool(others()))
+    wait_until(others, "a line is logged")
+    assert others() == {"singleton-observers"}
+
+
+@pytest.mark.parametrize("outcome", [ReleaseReply.NOT_OURS, ReleaseReply.OURS])
+def test_a_body_that_reads_the_reply_to_another_bodys_release_runs_no_observer_of_it(
+    outcome: ReleaseReply,
+) -> None:
+    """It may be waiting for its own grant, whose ttl runs."""
+    clock, seen = ManualClock(), list[tuple[EventName, str]]()
+
+    def observe(event: Event) -> None:
+        seen.append((event.name, threading.current_thread().name))
+
+    events, store = Events([observe]), MemoryStore(clock)
+    locker = Locker(store, clock, Heartbeat(store, clock, events), events)
+    key, token = Keyspace("unit").lock("s", "k"), new_token()
+    lease = locker.acquire(Acquire(slots=(key,), token=token, holder=Holder(), ttl=60.0))
+    assert isinstance(lease, Lease)
+    seen.clear()
+    locker.heartbeat.let_go(lease)
+    locker._on_reply(lease, Release(keys=(key,), token=token), outcome, False)
+    observers.flush(30)
+    [(name, thread)] = seen
+    expected = EventName.RELEASED if outcome is ReleaseReply.OURS else EventName.LEASE_LOST
+    assert (name, thread) == (expected, "singleton-observers")
+    locker.heartbeat.close()
