@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.ci import record
 from tests.ci.processes import end_all
 from tests.ci.step import Result, Runner, Step
 
@@ -59,6 +60,7 @@ def parts() -> list[Step]:
     ]
     found = [
         *slow,
+        Step(name="alone", command=("make", "test-alone"), limit=_PART, tests=True),
         Step(name="oldest", command=("make", "test-oldest"), limit=_PART, tests=True),
         Step(name="agents", command=("make", "test-agents"), limit=_PART, tests=True),
     ]
@@ -90,6 +92,10 @@ def main() -> int:
         results.extend(runner.take(step) for step in steps)
     finally:
         end_all(run)
+        if options.rest:
+            for result in results:
+                if "test-slow" in result.step.command:
+                    record.update(result.modules)
         shutil.rmtree(folder, ignore_errors=True)
         report(results, steps)
     return 0 if all(result.ok for result in results) else 1

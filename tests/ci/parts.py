@@ -6,15 +6,12 @@ so far. The same tests and the same record give the same parts, on every machine
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
-#: Seconds that the slow tests of each module took together, as `make test-all` measured them.
-SECONDS = Path(__file__).with_name("seconds.json")
+from tests.ci import record
 
 #: Seconds for a test of a module that has no record.
 _UNKNOWN = 4.0
@@ -32,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     number, count = part
     tests = Counter(_module(item) for item in items)
-    dealt = deal(tests, json.loads(SECONDS.read_text()), count)
+    dealt = deal(tests, record.read(), count)
     others = [item for item in items if dealt[_module(item)] != number]
     items[:] = [item for item in items if dealt[_module(item)] == number]
     config.hook.pytest_deselected(items=others)

@@ -13,7 +13,8 @@ import json
 import os
 import subprocess
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -46,7 +47,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How a step ended; `failed` and `unsteady` are names of tests, `seconds` its duration."""
+    """How a step ended.
+
+    Attributes:
+        word: "passed", "failed", "hung", or "not run" if no time was left.
+        seconds: Its duration.
+        failed: Names of tests; so are `unsteady`.
+        modules: The seconds that the tests of each module took together.
+    """
 
     step: Step
     word: str
@@ -54,6 +62,7 @@ class Result:
     passed: int = 0
     failed: tuple[str, ...] = ()
     unsteady: tuple[str, ...] = ()
+    modules: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -93,10 +102,12 @@ class Runner:
         first = folder / "first.xml"
         args = f"{step.args} -o cache_dir={cache} --junitxml={first}"
         word = self._execute((*step.command, f"ARGS={args}"), step.limit)
-        passed = _passed(first)
+        passed, modules = _report(first)
         failed = _last_failed(cache)
         if word != "failed" or not failed or len(failed) > MOST_REPEATED:
-            return Result(step=step, word=word, passed=passed, failed=tuple(failed))
+            return Result(
+                step=step, word=word, passed=passed, failed=tuple(failed), modules=modules
+            )
         print(f"=== {step.name}: {len(failed)} failed, repeated alone", flush=True)
         # Without `args`: --lf leaves out modules, so that the parts would be dealt differently.
         args = f"-o cache_dir={cache} -n 0 --lf --lfnf=none"
@@ -109,6 +120,7 @@ class Runner:
             passed=passed + len(unsteady),
             failed=tuple(still),
             unsteady=tuple(unsteady),
+            modules=modules,
         )
 
     def _execute(self, command: tuple[str, ...], limit: float) -> str:
@@ -140,16 +152,20 @@ class Runner:
         return word
 
 
-def _passed(report: Path) -> int:
-    """How many tests passed, by pytest's report; 0 if pytest did not come to write it."""
-    if not report.exists():
-        return 0
-    suites = ElementTree.parse(report).getroot().iter("testsuite")
-    return sum(
-        int(suite.get("tests", 0))
-        - sum(int(suite.get(name, 0)) for name in ("failures", "errors", "skipped"))
-        for suite in suites
-    )
+def _report(path: Path) -> tuple[int, dict[str, float]]:
+    """How many tests passed, and the seconds of each module; nothing if pytest wrote no report."""
+    if not path.exists():
+        return 0, {}
+    passed, seconds = 0, dict[str, float]()
+    for test in ElementTree.parse(path).getroot().iter("testcase"):
+        passed += all(test.find(word) is None for word in ("failure", "error", "skipped"))
+        # "tests.unit.test_key.TestTemplate", or "tests.unit.test_key"
+        names = test.get("classname", "").split(".")
+        module = next((n for n, name in enumerate(names) if name.startswith("test_")), None)
+        if module is not None:
+            name = "/".join(names[: module + 1]) + ".py"
+            seconds[name] = seconds.get(name, 0.0) + float(test.get("time", 0))
+    return passed, dict(seconds)
 
 
 def _last_failed(cache: Path) -> list[str]:
