@@ -121,7 +121,11 @@ class Runtime:
 
     @cached_property
     def keyspace(self) -> Keyspace:
-        return Keyspace(self.settings.prefix, shards_of(self.settings.url))
+        return self.keyspace_under(self.settings.global_keyprefix or "")
+
+    def keyspace_under(self, global_keyprefix: str) -> Keyspace:
+        """The keys of this app under a prefix of Celery's."""
+        return Keyspace(self.settings.prefix, shards_of(self.settings.url), global_keyprefix)
 
     @cached_property
     def broker(self) -> str:
@@ -255,7 +259,9 @@ class Runtime:
         place = (settings.safe_url, settings.url_source)
         if place not in _logged_places:
             _logged_places.add(place)
-            logger.info("singleton locks live in %s (%s)", *place)
+            prefix = settings.global_keyprefix
+            under = f", under keys that begin with {prefix!r}" if prefix else ""
+            logger.info("singleton locks live in %s (%s)%s", *place, under)
         return self.open_store()
 
     def open_store(self) -> Store:

@@ -32,7 +32,7 @@ from .policy import (
     suggestion,
 )
 from .stores import is_sentinel_url, is_store_url, with_tls
-from .stores.urls import check_url, masked, split_url
+from .stores.urls import check_url, masked, split_url, take_option
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -59,6 +59,8 @@ _BESIDE: Final = {
     "result_backend": ("redis_backend_use_ssl", "result_backend_transport_options"),
     "broker_url": ("broker_use_ssl", "broker_transport_options"),
 }
+# Celery's name, in the transport options, for what begins the keys of a deployment.
+_KEYPREFIX: Final = "global_keyprefix"
 _MISSING: Final = object()
 
 
@@ -66,6 +68,15 @@ def _text(name: str, value: Any, pattern: str, advice: str) -> Any:
     is_valid = isinstance(value, str) and re.fullmatch(pattern, value, re.DOTALL)
     require(is_valid, name, value, advice)
     return value
+
+
+def _keyprefix(name: str, value: Any) -> Any:
+    """A prefix that leaves the hash tag, the quoting and the slot number of a key unambiguous."""
+    advice = (
+        "give at most 100 characters, without blanks, braces, '#' and '%'. If Celery's keys are to "
+        f'keep it, set {_PREFIX}{_KEYPREFIX} to "", or to a prefix for the locks'
+    )
+    return _text(name, value, r"[^\s{}#%\x00-\x20\x7f-\xa0\ud800-\udfff]{0,100}", advice)
 
 
 def _number(name: str, value: Any, end: int, advice: str) -> Any:
@@ -82,7 +93,10 @@ class Settings:
         url: The URL of the store; empty if the app has none, which is valid for an eager app.
         url_source: The setting that contains the URL.
         connection_options: Options of the store's client (TLS, Sentinel).
-        prefix: First part of every key; apps with the same prefix share locks.
+        prefix: A part of every key; apps with the same prefix share locks.
+        global_keyprefix: The beginning of every key, in front of ``csl:``.
+        other_keyprefixes: What is there instead in workers of a version before, or in those of this
+            app without ``singleton_lock_global_keyprefix``.
         policy: The defaults of this app's tasks.
         fence_base: Fences are above this number.
         allow_eviction: Whether leases are taken on a server that may evict renewed ones.
@@ -109,6 +123,8 @@ class Settings:
     prefix: str = option(
         "celery", _text, r"[\w.@/-]{1,64}", "give 1 to 64 letters, digits or _ . @ / -"
     )
+    global_keyprefix: str | None = option(None, _keyprefix)
+    other_keyprefixes: tuple[str, ...] = ()
     # Lua's numbers are exact up to 2**53.
     fence_base: int = option(
         0, _number, 2**52, "to 2**52, at least the highest fence of the store you leave"
@@ -175,6 +191,7 @@ def read_settings(app: Celery) -> Settings:
         check_url(url)
     except ValueError as exc:
         raise SettingsError(f"{source} can't be read as a URL: {exc}") from None
+    url, prefix, others = _choose_keyprefix(conf, url, source, own.pop(_KEYPREFIX, None))
     options = _tls_options(conf, source)
     if options:
         # With such options, Celery and kombu use TLS with any scheme.
@@ -184,6 +201,8 @@ def read_settings(app: Celery) -> Settings:
         url=url,
         url_source=source,
         connection_options=options,
+        global_keyprefix=prefix,
+        other_keyprefixes=others,
         policy=policy,
         visibility_timeout=visibility_timeout,
         **{
@@ -262,6 +281,31 @@ def has_broker_in_memory(conf: Any) -> bool:
     """Whether the broker is kombu's ``memory://``, whose messages stay in their process."""
     broker = conf.broker_url
     return isinstance(broker, str) and broker.startswith("memory:")
+
+
+def _choose_keyprefix(
+    conf: Any, url: str, source: str, own: str | None
+) -> tuple[str, str, tuple[str, ...]]:
+    """``url`` without its ``global_keyprefix``, the prefix of the keys, and other prefixes.
+
+    Celery's result backend separates its names from a prefix that ends in a letter with ``_``;
+    kombu does not. Here nothing is added, so that apps of one deployment have the same keys whether
+    they find the store in the result backend or in the broker.
+    """
+    if source in _BESIDE:
+        setting = _BESIDE[source][1]
+        where, found = f"{setting}[{_KEYPREFIX!r}]", (conf.get(setting) or {}).get(_KEYPREFIX)
+    else:
+        where = f"{_KEYPREFIX} in {source}"
+        url, found = take_option(url, _KEYPREFIX)
+        if None not in (own, found) and own != found:
+            raise SettingsError(f"{_PREFIX}{_KEYPREFIX}={own!r}, but {where} is {found!r}")
+    try:
+        prefix = _keyprefix(where, found or "") if own is None else own
+    except ValueError as exc:
+        raise SettingsError(str(exc)) from None
+    candidates = ("", found if isinstance(found, str) else "")
+    return url, prefix, tuple(dict.fromkeys(one for one in candidates if one != prefix))
 
 
 def _tls_options(conf: Any, source: str) -> dict[str, Any]:

@@ -61,7 +61,8 @@ class LeaseView:
         self._store.close()
 
     def _read(self) -> Iterator[HeldLease]:
-        for record in self._store.scan(Keyspace(self._prefix).match_all()):
+        keyspace = Keyspace(self._prefix, global_prefix=f"{self._prefix}:")  # as in app.py
+        for record in self._store.scan(keyspace.match_all()):
             if record.kind is Kind.LEASE and record.fence is not None:
                 yield HeldLease(
                     key=record.key,

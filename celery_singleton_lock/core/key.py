@@ -7,6 +7,7 @@ signature, defaults are applied, and each value counts as a message would transp
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import json
@@ -78,21 +79,32 @@ _CLAIM: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Keyspace:
-    """The names in the store: ``csl:{<prefix>:<shard>}:<scope>:<rest>``.
+    """The names in the store: ``<global prefix>csl:{<prefix>:<shard>}:<scope>:<rest>``.
 
     The braces are a Redis Cluster hash tag: a lease, its fence counter, marker, claim and wait
     queue are on one node, so one script may access all of them. The names beside a lease contain a
     '|' before their first ':'. A quoted scope contains none, so no scope can produce such a name.
+
+    Attributes:
+        global_prefix: Celery's ``global_keyprefix``. It contains no braces, which would be another
+            hash tag, and no ``#`` or ``%``, which have a meaning in the rest of a name.
+        start: The beginning of all names, up to the number of the shard.
     """
 
     prefix: str = "celery"
     shards: int = 1
+    global_prefix: str = ""
+    start: str = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Joined once: each call of a task computes a key.
+        object.__setattr__(self, "start", f"{self.global_prefix}csl:{{{self.prefix}:")
 
     def lock(self, scope: str, rest: str) -> str:
         """The key of the lease on ``rest`` in ``scope``."""
         name = f"{quote_scope(scope)}:{_printable(rest)}"
         shard = 0 if self.shards == 1 else zlib.crc32(name.encode()) % self.shards
-        return f"csl:{{{self.prefix}:{shard}}}:{name}"
+        return f"{self.start}{shard}}}:{name}"
 
     def leader(self, name: str) -> str:
         """The key of the leader's lease in the beat election called ``name``."""
@@ -101,12 +113,16 @@ class Keyspace:
 
     def all_shards(self) -> list[str]:
         """The prefixes of all names, of each shard; see :meth:`shard`."""
-        return [f"csl:{{{self.prefix}:{number}}}" for number in range(self.shards)]
+        return [f"{self.start}{number}}}" for number in range(self.shards)]
 
     def match_all(self) -> str:
         """A glob pattern for every key of this prefix, in every shard."""
-        prefix = re.sub(r"([*?\[\]\\])", r"\\\1", self.prefix)
-        return f"csl:{{{prefix}:*}}:*"
+        start = re.sub(r"([*?\[\]\\])", r"\\\1", self.start)
+        return f"{start}*}}:*"
+
+    def is_full(self, name: str) -> bool:
+        """Whether ``name`` is a full name, of any ``prefix``, under this global prefix."""
+        return name.startswith(f"{self.global_prefix}csl:{{")
 
     @staticmethod
     def slots(key: str, limit: int) -> tuple[str, ...]:
@@ -245,7 +261,7 @@ class Keyspace:
 
     def is_claim(self, name: Any) -> bool:
         """Whether ``name``, read from a message and not trusted, can be a claim of this prefix."""
-        start = f"csl:{{{self.prefix}:"
+        start = self.start
         if not isinstance(name, str) or not name.startswith(start):
             return False
         if len(name) > len(start) + _MAX_CLAIM_CHARS:
@@ -255,7 +271,7 @@ class Keyspace:
 
     def is_lock(self, name: Any) -> bool:
         """Whether ``name``, read from a message and not trusted, can be a lock of this prefix."""
-        start = f"csl:{{{self.prefix}:"
+        start = self.start
         if not isinstance(name, str) or not name.startswith(start) or len(name) > _MAX_LOCK_CHARS:
             return False
         number, _, rest = name[len(start) :].partition("}:")

@@ -83,7 +83,10 @@ def diagnose(app: Celery) -> Iterator[Finding]:
     except SingletonLockError as exc:
         yield error("settings", str(exc), "correct this setting")
         return
-    yield ok("store", f"{context.settings.safe_url}, from {context.settings.url_source}")
+    settings = context.settings
+    prefix = settings.global_keyprefix
+    under = f", under keys that begin with {prefix!r}" if prefix else ""
+    yield ok("store", f"{settings.safe_url}, from {settings.url_source}{under}")
     with context.stack:
         has_failed = False
         for check in CHECKS:

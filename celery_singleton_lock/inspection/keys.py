@@ -274,7 +274,7 @@ def find_key(app: Celery, name: str) -> HeldKey | None:
         AmbiguousKey: ``name`` is the short name of several keys.
     """
     runtime = Runtime.of(app)
-    if name.startswith("csl:{") and (record := runtime.store.inspect(name)) is not None:
+    if runtime.keyspace.is_full(name) and (record := runtime.store.inspect(name)) is not None:
         return HeldKey.of(record)
     wanted, found = stored_names(name), defaultdict[int, list[Record]](list)
     try:
@@ -282,7 +282,7 @@ def find_key(app: Celery, name: str) -> HeldKey | None:
     except StoreUnavailable:
         raise
     except StoreError:
-        if name.startswith("csl:{"):
+        if runtime.keyspace.is_full(name):
             return None  # the login may not search, and nothing has this very name
         raise
     for record in records:

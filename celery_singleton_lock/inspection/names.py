@@ -99,7 +99,7 @@ def can_be_a_key(app: Celery, key: str) -> bool:
     runtime = Runtime.of(app)
     forms, name = forms_of(app), key
     known = {*forms, _KEYS_OF_BEAT}
-    if key.startswith(runtime.keyspace.match_all().partition("*")[0]):
+    if key.startswith(runtime.keyspace.start):
         name = without_prefix(key)
     else:
         # If the rest of a form is only a placeholder, every key without a scope would match it.

@@ -146,6 +146,25 @@ def servers_of(url: str) -> list[SplitResult]:
     return found
 
 
+def take_option(url: str, name: str) -> tuple[str, str | None]:
+    """``url`` without the option ``name`` of its queries, and the option's value; None: no value.
+
+    Of several URLs, the last one that has the option decides.
+    """
+    parts, value = [], None
+    for part in _SEPARATOR.split(url):
+        start, mark, query = part.partition("?")
+        kept = []
+        for item in query.split("&") if mark else ():
+            key, _, text = item.partition("=")
+            if key == name:
+                value = unquote(text)
+            else:
+                kept.append(item)
+        parts.append(f"{start}?{'&'.join(kept)}" if kept else start)
+    return ";".join(parts), value
+
+
 def check_url(url: str) -> None:
     """Check that no special character of a password has shifted the parts of ``url``.
 

@@ -111,7 +111,7 @@ class SingletonStore:
 
     def held(self) -> list[Record]:
         """The records of all held keys, without claims, which belong to messages."""
-        records = self.store.scan("csl:*")
+        records = self.store.scan("*")
         return [record for record in records if record.kind is not Kind.CLAIM]
 
 

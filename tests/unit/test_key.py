@@ -375,6 +375,34 @@ def test_the_pattern_for_all_keys_quotes_the_prefix() -> None:
     assert Keyspace("a*[b]?").match_all() == r"csl:{a\*\[b\]\?:*}:*"
 
 
+@pytest.mark.parametrize("start", ["prod:", "prod", "a*[b]?", "eu/prod|1:"])
+def test_a_global_prefix_is_literally_in_front_of_every_name(start: str) -> None:
+    bare, keyspace = Keyspace("p", 256), Keyspace("p", 256, start)
+    one = keyspace.lock("s", "42")
+    assert one == start + bare.lock("s", "42")
+    claim = keyspace.claim("t", one)
+    beside = [
+        *(keyspace.fence(one), keyspace.marker(one, "t|0.0"), keyspace.note(one), claim),
+        *(keyspace.period("t", one), keyspace.arguments(claim, "t"), keyspace.wait_queue(one)),
+        *(*keyspace.call_queue(one), keyspace.last_number(one), keyspace.ended(one, "t")),
+        *(keyspace.newest_call(one), keyspace.shards_note(one), *keyspace.slots(one, 3)),
+        *(keyspace.last_run(keyspace.leader("b"), "e"), *keyspace.all_shards()),
+        *(*keyspace.beside_acquire(one, "t|0.0"), *keyspace.beside_release(one, "t|0.0")),
+    ]
+    assert all(name.startswith(f"{start}csl:{{p:") for name in beside)
+    assert keyspace.is_claim(claim)
+    assert keyspace.is_lock(one)
+    assert keyspace.is_slot_of(one, keyspace.slots(one, 2)[1])
+    assert not any(map(bare.is_claim, (claim, keyspace.period("t", one))))
+    assert not bare.is_lock(one)
+    assert not keyspace.is_claim(claim.removeprefix(start))
+    assert not keyspace.is_lock(one.removeprefix(start))
+
+
+def test_the_pattern_for_all_keys_has_the_global_prefix_quoted() -> None:
+    assert Keyspace("p", 1, "a*:").match_all() == r"a\*:csl:{p:*}:*"
+
+
 # --- claims --------------------------------------------------------------------------------------
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)

@@ -41,6 +41,91 @@ def settings(**conf: Any) -> Settings:
     return read_settings(app)
 
 
+# --- the prefix of the keys ----------------------------------------------------------------------
+
+
+def with_prefixes(backend: Any = None, broker: Any = None, **conf: Any) -> Settings:
+    """Settings with Celery's prefix beside the result backend and beside the broker."""
+    options = {"result_backend": backend, "broker": broker}
+    given = {
+        f"{name}_transport_options": {"global_keyprefix": value}
+        for name, value in options.items()
+        if value is not None
+    }
+    return settings(**{"result_backend": REDIS, "broker_url": OTHER, **given, **conf})
+
+
+def test_the_prefix_is_that_of_the_setting_in_which_the_store_is() -> None:
+    assert with_prefixes("prod:", "broker:").global_keyprefix == "prod:"
+    rpc = {"result_backend": "rpc://"}
+    assert with_prefixes("prod:", "broker:", **rpc).global_keyprefix == "broker:"
+    assert with_prefixes("prod:", None, **rpc).global_keyprefix == ""
+    assert with_prefixes().global_keyprefix == with_prefixes("").global_keyprefix == ""
+    ours = {"singleton_lock_url": "redis://three"}
+    assert with_prefixes("prod:", "broker:", **ours).global_keyprefix == ""
+
+
+def test_the_prefix_is_taken_literally_though_the_result_backend_adds_a_separator() -> None:
+    assert with_prefixes("prod").global_keyprefix == "prod"
+
+
+@pytest.mark.parametrize(
+    ("url", "without"),
+    [
+        ("redis://three/1?global_keyprefix=a%3A", "redis://three/1"),
+        (
+            "redis://three?db=1&global_keyprefix=a:&client_name=x",
+            "redis://three?db=1&client_name=x",
+        ),
+        (
+            "sentinel://h1?global_keyprefix=a:;sentinel://h2?db=1",
+            "sentinel://h1;sentinel://h2?db=1",
+        ),
+        ("redlock://h1,h2,h3?global_keyprefix=a:&quarantine=9", "redlock://h1,h2,h3?quarantine=9"),
+        ("etcd://h1/locks?global_keyprefix=a:", "etcd://h1/locks"),
+    ],
+)
+def test_our_own_url_may_have_a_prefix(url: str, without: str) -> None:
+    chosen = with_prefixes("prod:", singleton_lock_url=url)
+    assert (chosen.global_keyprefix, chosen.url) == ("a:", without)
+
+
+def test_our_own_setting_comes_first_and_may_be_empty() -> None:
+    for own in ("", "locks:"):
+        chosen = with_prefixes("prod:", singleton_lock_global_keyprefix=own)
+        assert chosen.global_keyprefix == own
+        assert chosen.other_keyprefixes == (("", "prod:") if own else ("prod:",))
+    assert with_prefixes("prod:", singleton_lock_global_keyprefix=None).global_keyprefix == "prod:"
+
+
+def test_no_prefix_is_another_one_for_an_app_that_has_none() -> None:
+    assert with_prefixes().other_keyprefixes == ()
+    assert with_prefixes("prod:").other_keyprefixes == ("",)
+
+
+def test_two_prefixes_of_one_store_are_refused() -> None:
+    own = {"singleton_lock_url": "redis://three?global_keyprefix=a:"}
+    assert settings(**own, singleton_lock_global_keyprefix="a:").global_keyprefix == "a:"
+    with pytest.raises(SettingsError, match=r"'b:', but global_keyprefix in .*url is 'a:'"):
+        settings(**own, singleton_lock_global_keyprefix="b:")
+
+
+@pytest.mark.parametrize(
+    "value", [1, b"a:", "{prod}:", "a}", "a b", "a\n", "a#1:", "50%", "x" * 101]
+)
+def test_a_prefix_that_would_make_keys_ambiguous_is_refused_where_it_is_written(value: Any) -> None:
+    with pytest.raises(SettingsError, match=r"result_backend_transport_options\['global_keypref"):
+        with_prefixes(value)
+    with pytest.raises(SettingsError, match=r"^singleton_lock_global_keyprefix="):
+        settings(result_backend=REDIS, singleton_lock_global_keyprefix=value)
+    assert with_prefixes(value, singleton_lock_global_keyprefix="").global_keyprefix == ""
+
+
+def test_a_prefix_in_our_url_that_would_make_keys_ambiguous_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"^global_keyprefix in singleton_lock_url='\{a\}:'"):
+        settings(singleton_lock_url="redis://three?global_keyprefix=%7Ba%7D:")
+
+
 # --- which store ---------------------------------------------------------------------------------
 
 

@@ -591,7 +591,7 @@ class RedisStore(Store):
     def _check_shards(self, key: str, timeout: float) -> bool:
         """Compare this store's number of shards with the number that is stored in Redis.
 
-        Every key contains its shard (``csl:{prefix:shard}:...``). Apps with different numbers of
+        Every key contains its shard (``...csl:{prefix:shard}:...``). Apps with different numbers of
         shards would use different keys, and two bodies would run at once. That happens if one app
         names a node of a cluster as a plain server, or if data were moved between a server and a
         cluster.
