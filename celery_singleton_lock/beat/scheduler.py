@@ -35,6 +35,7 @@ from ..message.header import TICK_HEADER
 from ..publish.apply_async import claim_and_send
 from ..runtime import Runtime
 from ..worker.bootstep import exit_on_wrong_settings, why_no_leases
+from ..worker.other_prefix import PAGE, leases_elsewhere, text_of
 from .broker_check import Broker
 from .election import Election, check_leader_ttl
 
@@ -66,6 +67,9 @@ class LeaderMixin(Scheduler):
             self._term = 0
             self._tick_at: datetime | None = None
             self._warned: set[str] = set()
+            if records := leases_elsewhere(self._runtime, self._runtime.store):
+                text = text_of(records, self._runtime)
+                logger.warning("singleton beat: %s: see %s", text, PAGE)
         super().__init__(app, lazy=lazy, **kwargs)
         if not lazy:
             events, clock = self._runtime.events, self._runtime.clock

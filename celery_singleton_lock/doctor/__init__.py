@@ -32,6 +32,7 @@ CHECKS: Final = (
     Check(locks.check_processes, {"memory"}),
     Check(locks.check_shards, None),
     Check(locks.check_leases, None, needs_locks=True),
+    Check(locks.check_prefix, _MASTERS, needs_locks=True),
     Check(locks.check_keys, None, needs_locks=True, denied=locks.NO_SCAN),
     Check(locks.check_queues, None, needs_locks=True),
     Check(servers.check_sentinels, {"sentinel"}),

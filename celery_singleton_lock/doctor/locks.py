@@ -22,6 +22,7 @@ from ..publish.queue import STALLED_AFTER
 from ..runtime import IN_MEMORY, singleton_tasks
 from ..stores.faults import fault_of
 from ..worker.bootstep import check_results, check_tasks, names_of
+from ..worker.other_prefix import PAGE, leases_elsewhere, text_of
 from .context import Context, Findings, error, note, ok, warning
 from .servers import is_slow
 
@@ -124,6 +125,13 @@ def _check_queue_rights(context: Context) -> Findings:
         )
         rights = " ".join(f"+{name.lower()}" for name in missing)
         yield error("rights", text, f"grant {rights}, see {_RIGHTS_PAGE}")
+
+
+def check_prefix(context: Context) -> Findings:
+    """Leases of this app's tasks under another ``global_keyprefix``."""
+    if records := leases_elsewhere(context.runtime, context.store):
+        remedy = f"one global_keyprefix for all processes of a deployment, see {PAGE}"
+        yield warning("prefix", text_of(records, context.runtime), remedy)
 
 
 NO_SCAN: Final = note("keys", "SCAN is denied, so foreign keys are unknown")

@@ -36,6 +36,7 @@ from ..stores import is_sentinel_url
 from ..stores.eviction import REMEDY
 from ..stores.faults import fault_of
 from .event_sender import EventSender
+from .other_prefix import PAGE, leases_elsewhere, text_of
 from .parent_heartbeat import ParentHeartbeat
 from .queue_look import QueueLook
 from .queue_place import watch_undecodable
@@ -351,6 +352,13 @@ def _check_store(runtime: Runtime) -> None:
         # Clients of etcd and ZooKeeper may start threads, and this process forks later.
         if store.capabilities.usable_before_fork:
             _try_out(runtime, store)
+            _warn_of_another_prefix(runtime, store)
+
+
+def _warn_of_another_prefix(runtime: Runtime, store: Store) -> None:
+    """Log once if the leases of this worker's tasks are under other keys than its own."""
+    if records := leases_elsewhere(runtime, store):
+        _warn(f"{text_of(records, runtime)}: see {PAGE}")
 
 
 @contextmanager

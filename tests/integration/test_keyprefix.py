@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -28,7 +29,7 @@ from tests.harness.processes import ROOT
 from tests.harness.ticks import Ticks
 from tests.harness.worker import CeleryBeat
 
-from .doctor_apps import findings
+from .doctor_apps import findings, found
 
 TASK = "shop.sync"
 
@@ -194,6 +195,84 @@ def test_such_a_login_can_not_use_the_library_without_the_prefix(
     url = _with_rights(raw, server)
     with deployment(server.url(), None, singleton_lock_url=url) as app, pytest.raises(StoreError):
         hold("42", scope=TASK, app=app).__enter__()
+
+
+# --- another prefix -------------------------------------------------------------------------------
+
+
+def _warnings(app: Celery, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What a worker that starts with ``app`` says about other prefixes."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "celery_singleton_lock"):
+        check_app(app)
+    return [r.getMessage() for r in caplog.records if "global_keyprefix" in r.getMessage()]
+
+
+def test_a_worker_that_sees_leases_of_its_tasks_without_its_prefix_says_so_once(
+    server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with deployment(server.url(), None) as before, deployment(server.url(), "prod:") as app:
+        assert _warnings(app, caplog) == []
+        with hold("42", scope="others", app=before):
+            assert _warnings(app, caplog) == [], "it is of another project"
+        with hold("42", scope=TASK, app=before) as lease, hold("43", scope=TASK, app=before):
+            (text,) = _warnings(app, caplog)
+            assert lease.key[:-2] in text
+            assert "2 such leases" in text
+            (finding,) = found(app, "prefix")
+            assert finding.severity is Severity.WARNING
+        assert _warnings(app, caplog) == []
+        assert found(app, "prefix") == []
+
+
+def test_a_worker_that_keeps_the_old_keys_sees_those_with_the_prefix(
+    server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = {"singleton_lock_global_keyprefix": ""}
+    with (
+        deployment(server.url(), "prod:") as other,
+        deployment(server.url(), "prod:", **own) as app,
+    ):
+        assert sync_of(app).lock_key(42) == "csl:{celery:0}:shop.sync:42"
+        with hold("42", scope=TASK, app=other) as lease:
+            (text,) = _warnings(app, caplog)
+            assert lease.key in text
+
+
+def test_deployments_with_own_prefixes_are_no_reason_for_a_warning(
+    server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = server.url()
+    with deployment(url, "staging:") as other, hold("42", scope=TASK, app=other):
+        for prefix in ("prod:", None):
+            with deployment(url, prefix) as app:
+                assert _warnings(app, caplog) == []
+
+
+def test_the_leader_of_another_prefix_is_seen(
+    server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with deployment(server.url(), None) as before, deployment(server.url(), "prod:") as app:
+        assert Election(Runtime.of(before)).campaign()
+        (text,) = _warnings(app, caplog)
+        assert Runtime.of(before).keyspace.leader("shop") in text
+
+
+def test_a_search_through_many_keys_delays_no_worker(
+    server: PrivateServer,
+    raw: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("celery_singleton_lock.worker.other_prefix._MAX_SEARCH", 0.0)
+    raw.mset({f"other:{number}": "x" for number in range(2000)})
+    with (
+        deployment(server.url(), None) as before,
+        deployment(server.url(), "prod:") as app,
+        hold("42", scope=TASK, app=before),
+    ):
+        assert _warnings(app, caplog) == []
+        assert Runtime.of(app).store.progress is None
 
 
 # --- a cluster ------------------------------------------------------------------------------------
