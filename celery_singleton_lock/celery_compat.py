@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 from celery import _state as _celery_state
@@ -20,6 +21,7 @@ from celery import current_app
 from celery.app import utils as _app_utils
 from celery.app.autoretry import add_autoretry_behaviour
 from celery.app.task import Context, Task
+from celery.utils import time as _celery_time
 from kombu.serialization import registry  # type: ignore[attr-defined]  # the stubs lack it
 
 _R = TypeVar("_R")
@@ -257,6 +259,18 @@ def ask_broker(connection: Any, channel: Any) -> None:
     else:
         with publishing_client() as client:
             client.ping()
+
+
+def elapsed_seconds(app: Any, seconds: float) -> float:
+    """Seconds until the time that Celery computes from a ``countdown`` or ``expires`` in seconds.
+
+    ``add_seconds_to_datetime``: 5.7. Celery 5.5 and 5.6 add the seconds to the local time of the
+    app's time zone, so a change of summer time in between makes a difference of an hour.
+    """
+    if hasattr(_celery_time, "add_seconds_to_datetime"):
+        return seconds
+    now = app.now()
+    return (now + timedelta(seconds=seconds)).timestamp() - now.timestamp()  # type: ignore[no-any-return]
 
 
 def delays_natively(app: Any) -> bool:

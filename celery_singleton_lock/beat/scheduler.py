@@ -32,6 +32,7 @@ from ..core.observers import observers
 from ..core.outages import Outages
 from ..errors import SettingsError, StoreError
 from ..message.header import TICK_HEADER
+from ..message.times import utc
 from ..publish.apply_async import claim_and_send
 from ..runtime import Runtime
 from ..worker.bootstep import exit_on_wrong_settings, why_no_leases
@@ -362,11 +363,6 @@ def interval_of(entry: ScheduleEntry) -> timedelta | None:
 def now_of(entry: ScheduleEntry) -> datetime:
     """The time of the clock that the entry's schedule uses."""
     return utc(entry.default_now())
-
-
-def utc(moment: datetime) -> datetime:
-    """``moment`` in UTC. Celery treats a datetime without a time zone as UTC."""
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def like(moment: datetime, sample: datetime) -> datetime:

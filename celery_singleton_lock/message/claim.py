@@ -28,12 +28,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any, Final
 
-from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
-from celery.utils.time import maybe_iso8601
 
 from ..core.key import Keyspace
 from ..core.lease import Phase
@@ -198,29 +195,3 @@ class Claim:
         if comes_back and (requeued or (state is None and not isinstance(retval, Reject))):
             return self.queued()
         return self.freed(message)
-
-
-def delay_until(when: Any, app: Celery) -> float:
-    """As :func:`seconds_until`; 0 for other values: Celery will raise an error for them.
-
-    With an ``expires`` of 0 the claim of that message ends at once, even if it can't be freed.
-    """
-    try:
-        return seconds_until(when, app)
-    except (TypeError, ValueError):
-        return 0.0
-
-
-def seconds_until(when: Any, app: Celery) -> float:
-    """Seconds from now to ``when`` (seconds, a datetime, or its text).
-
-    Raises:
-        TypeError, ValueError: ``when`` is something else.
-    """
-    moment = maybe_iso8601(when) if isinstance(when, str) else when
-    if not isinstance(moment, datetime):
-        return max(0.0, float(moment or 0))
-    now: datetime = app.now()
-    if moment.tzinfo is None:
-        now = now.replace(tzinfo=None)
-    return max(0.0, (moment - now).total_seconds())

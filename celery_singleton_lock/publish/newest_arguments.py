@@ -22,7 +22,8 @@ from ..core.key import Keyspace
 from ..core.lease import Record
 from ..core.store import ARGUMENTS_FOR, ReplaceArguments, Replaced, Store
 from ..errors import SettingsError
-from ..message.claim import Claim, delay_until
+from ..message.claim import Claim
+from ..message.times import seconds_until
 from ..policy import Policy
 
 # Seconds to wait for the reply of the store.
@@ -107,7 +108,7 @@ def check_debounce(
             "expires, and the newest arguments would be lost. Give a debounce_max, or no "
             "expires"
         )
-    if delay_until(expires, app) <= latest:
+    if seconds_until(expires, app) <= latest:
         raise ValueError(
             f"{where}: the message may expire before it runs, {latest:g} s after the call or "
             "later, and the newest arguments would be lost. Give a later expires, or none"

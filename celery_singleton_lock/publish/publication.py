@@ -31,7 +31,8 @@ from ..core.key import KeyMaker, Keyspace
 from ..core.lease import Holder, Record, Token
 from ..core.store import Admit, Replaced
 from ..errors import DuplicateTask, StoreError, StoreUnavailable
-from ..message.claim import Claim, delay_until
+from ..message.claim import Claim
+from ..message.times import seconds_until
 from ..message.values import SkippedResult, skipped_value
 from ..policy import OnDuplicate, Policy, Unique
 from ..runtime import Runtime
@@ -228,11 +229,11 @@ class Publication:
         runtime, app = self.runtime, self.runtime.app
         # If both are given, Celery uses the countdown.
         start = self.options.get("countdown") or self.options.get("eta")
-        delay = delay_until(start, app) if start else 0.0
+        delay = seconds_until(start, app) if start else 0.0
         newest = self.newest
         arguments = "" if newest is None else Keyspace.arguments(claim.key, token.task)
         due_in = 0.0 if newest is None else newest.due_in
-        expires_in = None if self.expires is None else delay_until(self.expires, app)
+        expires_in = None if self.expires is None else seconds_until(self.expires, app)
         ttl, wall = claim.admitted_for(max(delay, due_in), expires_in), runtime.clock.wall()
         if self.joins:
             ttl = min(ttl, _JOINS_WITHIN)

@@ -38,9 +38,10 @@ from ..core.key import Keyspace
 from ..core.lease import Token
 from ..core.store import Store
 from ..errors import QueueFull, SettingsError, StoreError, StoreUnavailable
-from ..message.claim import JOINED, TASK_RUN, Claim, delay_until
+from ..message.claim import JOINED, TASK_RUN, Claim
 from ..message.header import Delivery, header_of
 from ..message.stored import Capture, StoredMessage
+from ..message.times import seconds_until
 from ..policy import Policy
 from ..runtime import Runtime
 from .publication import Send
@@ -267,7 +268,7 @@ def claim_of(runtime: Runtime, key: str, message: StoredMessage) -> tuple[str, f
     expires = message.headers.get("expires")
     if expires is None:
         return claim.key, _CLAIM_TTL
-    return claim.key, min(_CLAIM_TTL, delay_until(expires, runtime.app))
+    return claim.key, min(_CLAIM_TTL, seconds_until(expires, runtime.app))
 
 
 def free_claim(runtime: Runtime, message: StoredMessage, *, timeout: float) -> None:

@@ -77,8 +77,9 @@ from ..core.store import (
     ReleaseReply,
 )
 from ..errors import LockConflict, StoreError
-from ..message.claim import JOINED, TASK_RUN, Claim, seconds_until
+from ..message.claim import JOINED, TASK_RUN, Claim
 from ..message.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce
+from ..message.times import seconds_until
 from ..message.values import skipped_value
 from ..policy import ConflictAction, OnLost, OnStoreError, Policy
 from ..runtime import Runtime
@@ -869,7 +870,10 @@ class TaskRun:
 
     def _retry_in(self, retry: Retry) -> float | None:
         """Seconds until the next attempt; None if the retry changed the arguments and the key."""
-        signature = getattr(retry, "sig", None)
+        signature, when = getattr(retry, "sig", None), retry.when
+        if signature is not None:
+            # If both are given, Celery uses the countdown, but ``retry.when`` is the eta.
+            when = signature.options.get("countdown") or when
         if signature is not None and self.key:
             try:
                 rest = self.task.singleton_rest(signature.args, signature.kwargs)
@@ -877,7 +881,7 @@ class TaskRun:
                 return None
             if rest != self._rest:
                 return None
-        return seconds_until(retry.when, self.task.app)
+        return seconds_until(when, self.task.app)
 
     def _report_silence(self, error: StoreError, action: str) -> None:
         task, task_id = self.task.name, str(self.request.id)

@@ -960,11 +960,16 @@ def test_a_claim_stays_as_long_as_its_message_may(
 
 
 @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
-def test_a_naive_eta_is_of_the_apps_time_zone(bench: Bench, zone: str) -> None:
+def test_a_naive_time_is_utc_whatever_the_apps_time_zone_is(bench: Bench, zone: str) -> None:
+    """Celery's worker reads it so: `test_times.py` compares."""
     bench.app.conf.timezone = zone
     sync = bench.task(unique="until_done", unique_for=100)
-    sync.apply_async(eta=(bench.app.now() + timedelta(seconds=50)).replace(tzinfo=None))
+    now = datetime.now(UTC).replace(tzinfo=None)
+    sync.apply_async((1,), eta=now + timedelta(seconds=50))
     assert bench.claim().ttl == pytest.approx(150, abs=5)
+    results = [sync.apply_async((2,), expires=now + timedelta(seconds=30)) for _ in range(5)]
+    assert len({result.id for result in results}) == 1
+    assert sorted(record.ttl for record in bench.claims()) == pytest.approx([30, 150], abs=5)
 
 
 def test_the_tasks_own_expires_counts_unless_the_call_says_otherwise(bench: Bench) -> None:

@@ -1,0 +1,49 @@
+"""Times in a call's options and in a message, read as Celery's worker reads them.
+
+Celery sends ``eta`` and ``expires`` as ISO text. A worker reads a time without a time zone as UTC,
+whatever ``timezone`` and ``enable_utc`` say (Celery 5.5 to 5.7).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from celery import Celery
+from celery.utils.time import maybe_iso8601
+
+from ..celery_compat import elapsed_seconds
+
+
+def utc(when: datetime | str) -> datetime:
+    """``when`` (a datetime or its ISO text) in UTC.
+
+    Raises:
+        ValueError: The text is no time.
+    """
+    moment = cast("datetime", maybe_iso8601(when))
+    # A time zone may have no offset, too; then isoformat() writes none.
+    return moment.replace(tzinfo=UTC) if moment.utcoffset() is None else moment.astimezone(UTC)
+
+
+def seconds_until(when: Any, app: Celery) -> float:
+    """Seconds from now until the time of an option, such as ``countdown``, ``eta`` or ``expires``.
+
+    0 for a time that has passed, and for values that are no times: Celery will raise an error for
+    them. So the claim of a message with such an ``expires`` ends at once, even if it can't be
+    freed.
+
+    Args:
+        when: Seconds, ISO text, or what has an ``isoformat()`` that returns it; None: now.
+        app: The app that publishes the message, or runs it.
+    """
+    if not when:
+        return 0.0
+    try:
+        if isinstance(when, (int, float)):
+            return max(0.0, elapsed_seconds(app, float(when)))
+        # Two times of one ZoneInfo are subtracted by their wall clock, so both are in UTC.
+        moment = utc(when if isinstance(when, (datetime, str)) else when.isoformat())
+        return max(0.0, (moment - utc(app.now())).total_seconds())
+    except (AttributeError, TypeError, ValueError):
+        return 0.0
