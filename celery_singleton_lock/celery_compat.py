@@ -380,6 +380,16 @@ def result_meta(backend: Any, task_id: str) -> Mapping[str, Any]:
     return read(task_id)  # type: ignore[no-any-return]
 
 
+def keeps_local_time(app: Any) -> bool:
+    """Whether a naive time of the result backend is local; other backends keep UTC.
+
+    django-celery-results 2.x stores Django's time, which is naive and local if ``USE_TZ`` is False.
+    """
+    return any(
+        cls.__module__.startswith("django_celery_results.") for cls in type(app.backend).__mro__
+    )
+
+
 def limit_backend_timeouts(app: Any, timeout: float) -> Any:
     """A copy of the app's Redis backend that waits ``timeout`` seconds and does not retry.
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 from celery import Celery, states
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
-from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from ..celery_compat import limit_backend_timeouts, result_meta
 from ..core.heartbeat import interval_of, timeout_for
@@ -21,6 +20,7 @@ from ..core.lease import OperatorRelease, Token
 from ..core.store import MarkerState
 from ..core.threads import within
 from ..errors import LockConflict
+from ..message.times import done_at, utc
 from ..message.values import is_skipped
 from ..publish.queue_results import RESULT_TIMEOUT
 from ..runtime import Runtime
@@ -233,12 +233,10 @@ def _result(app: Celery, task_id: str) -> Result:
             meta = result_meta(backend, task_id)
         else:
             meta = within(RESULT_TIMEOUT, lambda: result_meta(app.backend, task_id))
-        done = meta.get("date_done")
-        done = maybe_iso8601(done) if isinstance(done, str) else done
         return Result(
             state=str(meta.get("status", states.PENDING)),
             value=meta.get("result"),
-            done_at=maybe_make_aware(done) if isinstance(done, datetime) else None,
+            done_at=done_at(meta.get("date_done"), app),
         )
     except Exception as exc:
         return Result(problem=f"the result backend failed: {exc!r}")
@@ -320,10 +318,10 @@ class _Workers:
     def _scheduled(self, task_id: str) -> Iterator[InWorker]:
         for worker, entries in self._ask("scheduled").items():
             for entry in entries:
-                info, eta = entry.get("request") or {}, maybe_iso8601(entry.get("eta"))
+                info, eta = entry.get("request") or {}, entry.get("eta")
                 if info.get("id") == task_id:
                     message = self._message(worker, "scheduled", info)
-                    yield replace(message, eta=maybe_make_aware(eta) if eta else None)
+                    yield replace(message, eta=utc(eta) if eta else None)
 
     def active(self) -> tuple[InWorker, ...]:
         """The messages that processes work on, the longest first."""

@@ -1,4 +1,4 @@
-"""Times in a call's options and in a message, read as Celery's worker reads them.
+"""Times in a call's options, in a message and in a result, read as Celery's worker reads them.
 
 Celery sends ``eta`` and ``expires`` as ISO text. A worker reads a time without a time zone as UTC,
 whatever ``timezone`` and ``enable_utc`` say (Celery 5.5 to 5.7).
@@ -12,7 +12,7 @@ from typing import Any, cast
 from celery import Celery
 from celery.utils.time import maybe_iso8601
 
-from ..celery_compat import elapsed_seconds
+from ..celery_compat import elapsed_seconds, keeps_local_time
 
 
 def utc(when: datetime | str) -> datetime:
@@ -47,3 +47,15 @@ def seconds_until(when: Any, app: Celery) -> float:
         return max(0.0, (moment - utc(app.now())).total_seconds())
     except (AttributeError, TypeError, ValueError):
         return 0.0
+
+
+def done_at(date_done: Any, app: Celery) -> datetime | None:
+    """When the app's result backend has stored a result, in UTC; None: unknown.
+
+    Args:
+        date_done: The value in the metadata of the result.
+        app: The app.
+    """
+    if isinstance(date_done, datetime) and date_done.tzinfo is None and keeps_local_time(app):
+        return date_done.astimezone(UTC)
+    return utc(date_done) if date_done and isinstance(date_done, (datetime, str)) else None

@@ -10,17 +10,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime
 from threading import Thread
 from typing import Any, Final
 
 from celery import states
 from celery.backends.rpc import RPCBackend
-from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from ..celery_compat import limit_backend_timeouts, result_meta
 from ..core.lease import Holder, Phase, Record, Token
 from ..message.claim import Claim
+from ..message.times import done_at
 from ..policy import Unique
 from ..runtime import Runtime
 from .continuation import continues
@@ -67,12 +66,9 @@ def _has_ended(runtime: Runtime, existing: Record) -> bool:
         meta = _result_meta(runtime, Token.task_id_of(existing.token))
         if meta.get("status") not in states.READY_STATES:
             return False
-        done = meta.get("date_done")
-        done = maybe_iso8601(done) if isinstance(done, str) else done
-        if not isinstance(done, datetime):
+        if (ended_at := done_at(meta.get("date_done"), app)) is None:
             return True
-        ended_at = maybe_make_aware(done).timestamp()
-        return bool(ended_at > existing.holder.since - _MAX_CLOCK_DIFFERENCE)
+        return ended_at.timestamp() > existing.holder.since - _MAX_CLOCK_DIFFERENCE
     except Exception:
         return False  # there is no result backend, or it does not answer: the claim counts
 

@@ -6,7 +6,6 @@ A call without a result would keep its caller, its chain and its chord waiting.
 from __future__ import annotations
 
 import logging
-from datetime import UTC
 from typing import Any, Final
 
 from celery import Celery, states
@@ -17,6 +16,7 @@ from celery.exceptions import WorkerLostError
 from kombu.serialization import loads, prepare_accept_content
 
 from ..message.stored import StoredMessage
+from ..message.times import done_at
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -37,10 +37,10 @@ def has_ended(app: Celery, task_id: str, message: StoredMessage | None) -> bool:
     if isinstance(app.backend, (DisabledBackend, RPCBackend)):
         return False
     result = app.AsyncResult(task_id)
-    done = result.date_done if result.state in states.READY_STATES else None
+    done = done_at(result.date_done, app) if result.state in states.READY_STATES else None
     if done is None or message is None:
         return done is not None
-    return (done if done.tzinfo else done.replace(tzinfo=UTC)).timestamp() > message.at
+    return done.timestamp() > message.at
 
 
 def fail_lost(app: Celery, task_id: str, message: StoredMessage | None) -> None:

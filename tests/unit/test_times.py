@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -196,3 +200,47 @@ def test_debounce_compares_with_the_time_at_which_the_call_expires() -> None:
             check_debounce("work", policy, {}, late, here.app)
             with pytest.raises(ValueError, match="may expire before it runs"):
                 check_debounce("work", policy, {}, soon, here.app)
+
+
+# django-celery-results stores what Django calls now. Django sets the time zone of the process only
+# if its settings are a module.
+PROGRAM = """
+    import sys
+    from datetime import UTC, datetime
+    from types import ModuleType
+
+    import django
+    from celery import Celery
+    from django.core.management import call_command
+
+    site = sys.modules["site_settings"] = ModuleType("site_settings")
+    site.USE_TZ, site.TIME_ZONE, site.SECRET_KEY = False, {zone!r}, "x"
+    site.INSTALLED_APPS = ["django_celery_results"]
+    site.DATABASES = {{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}}}
+    django.setup()
+    call_command("migrate", verbosity=0)
+
+    from celery_singleton_lock.message.times import done_at
+
+    app = Celery("site", backend="django-db")
+    app.conf.timezone = {zone!r}
+    app.backend.store_result("t", None, "SUCCESS")
+    found = done_at(app.AsyncResult("t").date_done, app)
+    print(abs((found - datetime.now(UTC)).total_seconds()) < 60)
+"""
+
+
+@pytest.mark.parametrize("zone", ["America/Los_Angeles", "Asia/Tokyo"])
+def test_a_local_time_in_djangos_database_is_no_utc(zone: str) -> None:
+    """Read as UTC, a local time made a result older or newer than the call that it belongs to."""
+    pytest.importorskip("django_celery_results")
+    program = textwrap.dedent(PROGRAM.format(zone=zone))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "site_settings"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "True\n", done.stderr
