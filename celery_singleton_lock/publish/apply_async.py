@@ -193,6 +193,9 @@ def claim_and_send(
         return app.send_task(name, list(args or ()), dict(kwargs or {}), task_id=task_id, **options)
 
     rest = key or _digest(args or (), kwargs or {})
+    if task is not None:
+        # As in a call of the task. Celery 5.7 does the same; 5.5 and 5.6 leave it out.
+        options.setdefault("expires", task.expires)
     publication = Publication(
         runtime=runtime,
         task=name,

@@ -21,7 +21,7 @@ from celery.utils.time import timezone as celery_timezone
 from celery.worker.request import Request
 from kombu.asynchronous.timer import to_timestamp
 
-from celery_singleton_lock import singleton_task
+from celery_singleton_lock import claim_and_send, singleton_task
 from celery_singleton_lock.core.lease import Kind
 from celery_singleton_lock.message.header import NONCE_KEY
 from celery_singleton_lock.message.times import seconds_until, utc
@@ -200,6 +200,20 @@ def test_debounce_compares_with_the_time_at_which_the_call_expires() -> None:
             check_debounce("work", policy, {}, late, here.app)
             with pytest.raises(ValueError, match="may expire before it runs"):
                 check_debounce("work", policy, {}, soon, here.app)
+
+
+def test_a_call_by_name_expires_as_a_call_of_the_registered_task() -> None:
+    """Celery 5.7 does so in ``send_task``; a claim without it would outlast its message."""
+    with site(datetime.now(UTC)) as here:
+        here.task.expires = 30
+        claim_and_send(here.app, "work", key="k", singleton={"unique": "until_done"})
+        assert here.ttl(Kind.CLAIM) == pytest.approx(30)
+        assert here.celerys(here.message())[1] == pytest.approx(30)
+        here.store.clock.advance(60)
+        once: Any = {"unique": "until_done", "unique_for": 70}
+        claim_and_send(here.app, "work", key="k", singleton=once, expires=None)
+        assert here.ttl(Kind.CLAIM) == pytest.approx(70)
+        assert here.celerys(here.message())[1] is None
 
 
 # django-celery-results stores what Django calls now. Django sets the time zone of the process only
