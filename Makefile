@@ -76,6 +76,10 @@ load: $(DEV_READY)  ## many tasks, kills and leases; the real numbers with ARGS=
 chaos: $(DEV_READY)  ## the fault campaign: ARGS="--minutes 30 --seed 7", or ARGS="--twins"
 	$(BIN)/python -m tests.chaos $(ARGS)
 
+.PHONY: mutants
+mutants: $(DEV_READY)  ## small wrong changes of the package, which tests must catch; ARGS="--only fence", ARGS=--list
+	$(BIN)/python -m tests.mutants $(ARGS)
+
 .PHONY: bench
 bench: $(BENCH_READY)  ## the benchmarks, beside other people's locks; which, and options, in ARGS
 	$(BIN)/python -m tests.benchmarks $(ARGS)

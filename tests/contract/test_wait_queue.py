@@ -277,7 +277,7 @@ def test_a_key_is_reserved_for_the_woken_client_for_half_a_second_only(
         assert 0 < refused.record.ttl <= 0.5
         return True
 
-    wait_until(in_time, "this machine did it within half a second")
+    assert any(in_time() for _ in range(20)), "it was free each time, or after half a second"
 
 
 def test_a_waiter_is_counted_no_longer_than_it_said(

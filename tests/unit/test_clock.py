@@ -21,3 +21,8 @@ def test_leases_do_not_follow_a_replaced_monotonic_clock(monkeypatch: pytest.Mon
     before = SystemClock().now()
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     assert SystemClock().now() >= before
+
+
+def test_leases_do_not_follow_the_clock_that_an_operator_sets() -> None:
+    # It counts from the start of the machine. The other one counts from 1970.
+    assert abs(SystemClock().now() - time.time()) > 86_400

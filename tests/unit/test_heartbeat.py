@@ -579,6 +579,14 @@ def test_renewal_stops_at_max_hold_and_the_lease_ends(bench: Bench) -> None:
     assert bench.store.inspect(lease.key) is None
 
 
+def test_renewal_stops_at_max_hold_though_other_leases_are_renewed(bench: Bench) -> None:
+    hung, other = bench.hold("hung", ttl=6, max_hold=30), bench.hold("other", ttl=6)
+    bench.advance(36)
+    assert bench.lost == [hung]
+    assert bench.store.inspect(hung.key) is None
+    assert not other.lost
+
+
 def test_the_loss_names_a_long_max_hold_in_full(bench: Bench) -> None:
     lease = bench.hold(ttl=6, max_hold=1_234_567.5)
     bench.clock.advance(1_234_568)
@@ -898,6 +906,27 @@ def test_the_thread_survives_an_unforeseen_failure(
     assert not lost.wait(2.0)
     assert not lease.lost
     assert "unexpected error of the store" in caplog.text
+    heartbeat.discard(lease)
+
+
+def test_the_thread_survives_a_failure_of_the_sweep_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = SystemClock()
+    store = FlakyStore(clock)
+    heartbeat = Heartbeat(store, clock, Events())
+    sweep, broken, again = heartbeat.sweep, iter([True]), threading.Event()
+
+    def fail_once() -> float | None:
+        if next(broken, False):
+            raise ZeroDivisionError
+        again.set()
+        return sweep()
+
+    monkeypatch.setattr(heartbeat, "sweep", fail_once)
+    lease = hold(store, clock, heartbeat, "a", 60, None, lambda lease: None)
+    assert again.wait(10), "no lease of this process would be renewed any more"
+    assert "the heartbeat failed; it goes on" in caplog.text
     heartbeat.discard(lease)
 
 
