@@ -88,7 +88,7 @@ def run(mutants: list[Mutant]) -> int:
             status, output = copy.test_mutant(mutant)
             if status == _TESTS_FAILED:
                 failed = _FAILED.search(output)
-                by = failed[1].rpartition("::")[2] if failed else "an error"
+                by = failed[1].rpartition("::")[2].partition("[")[0] if failed else "an error"
                 print(f"caught in {time.monotonic() - begun:.1f} s by {by}", flush=True)
             else:
                 missed += 1

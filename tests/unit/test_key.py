@@ -169,6 +169,11 @@ def test_collected_arguments_count() -> None:
     )
 
 
+def test_the_order_in_which_a_call_names_its_arguments_does_not_count() -> None:
+    make = maker(None, by_name)
+    assert make.rest_of((), {"x": 1, "y": 2}) == make.rest_of((), {"y": 2, "x": 1})
+
+
 # --- templates -----------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleton_lock import LeaseLost, LockConflict, OnConflict, current_lease, singleton_task
+from celery_singleton_lock.core.events import EventName, Events
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (
@@ -31,6 +32,7 @@ from celery_singleton_lock.task import run as run_module
 from celery_singleton_lock.task.interrupt import LeaseInterrupt, is_loss
 from celery_singleton_lock.task.run import TaskRun
 from celery_singleton_lock.testing import ManualClock, SingletonStore, hold_lock, lose_lease
+from tests.harness.events import Recorded
 from tests.harness.keys import EVERY_NAME
 
 UNREACHABLE = "redis://127.0.0.1:1/0"
@@ -210,6 +212,110 @@ def test_a_message_that_is_put_back_for_an_unresponsive_store_releases_its_token
     app.close()
     assert (state.state, queued) == ("IGNORED", 1), "it was not put back"
     assert [str(request.token) for request in store.on_their_way] == ["t|0.0|a1"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "state", "bodies"),
+    [("raise", "FAILURE", 0), ("retry", "IGNORED", 0), ("run", "SUCCESS", 1)],
+)
+def test_without_a_reply_of_the_store_no_body_runs_unless_the_task_says_so(
+    rule: Any, state: str, bodies: int
+) -> None:
+    clock = ManualClock()
+    app = Celery("unanswered", broker="memory://", set_as_current=False)
+    app.conf.task_default_queue = "unanswered"
+    Runtime.install(app, Runtime(app, store=LateStore(clock), clock=clock))
+    ran: list[str] = []
+
+    @singleton_task(app=app, name="work", shared=False, key="{name}", on_store_error=rule)
+    def work(name: str) -> None:
+        ran.append(name)
+
+    trace = build_tracer("work", app.tasks["work"], app=app)
+    message = {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"}
+    ended = trace("t", ["k"], {}, message).info
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_purge("unanswered")
+    app.close()
+    assert ((ended.state if ended else "SUCCESS"), len(ran)) == (state, bodies)
+
+
+def test_a_message_that_the_broker_refuses_is_retained_until_it_takes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    app = Celery("retained", broker="memory://", set_as_current=False)
+    app.conf.task_default_queue = "retained"
+    Runtime.install(app, Runtime(app, store=store, clock=clock))
+    refusals = [ConnectionRefusedError("no broker")] * 3
+    publish_copy = run_module.publish_copy
+
+    def publish(*args: Any) -> float:
+        if refusals:
+            raise refusals.pop()
+        return publish_copy(*args)
+
+    monkeypatch.setattr(run_module, "publish_copy", publish)
+
+    @singleton_task(app=app, name="work", shared=False, key="{name}", on_conflict="retry")
+    def work(name: str) -> None: ...
+
+    key = work.lock_key("k")
+    assert key is not None
+    other = Acquire(slots=(key,), token=Token("u", 0, 0, "b1"), holder=Holder(), ttl=600)
+    assert isinstance(store.acquire(other), Granted)
+    trace = build_tracer("work", app.tasks["work"], app=app)
+    trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
+    with app.connection_for_write() as connection:
+        queued = connection.default_channel.queue_purge("retained")
+    app.close()
+    assert queued == 1, "it was given up"
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_a_lease_is_held_until_the_result_is_stored(
+    monkeypatch: pytest.MonkeyPatch, acks_late: bool
+) -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    app = Celery("stored", broker="memory://", backend="cache+memory://", set_as_current=False)
+    Runtime.install(app, Runtime(app, store=store, clock=clock))
+
+    @singleton_task(app=app, name="work", shared=False, key="{name}", acks_late=acks_late)
+    def work(name: str) -> None: ...
+
+    kinds: list[str] = []
+    store_result = app.backend.store_result
+
+    def keep(*args: Any, **options: Any) -> Any:
+        kinds.extend(record.kind for record in store.scan(EVERY_NAME))
+        return store_result(*args, **options)
+
+    monkeypatch.setattr(app.backend, "store_result", keep)
+    trace = build_tracer("work", app.tasks["work"], app=app)
+    trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
+    app.close()
+    assert kinds == ["l"], "the next call may run before the caller of this one has its result"
+
+
+def test_a_dropped_message_is_reported() -> None:
+    clock = ManualClock()
+    app = Celery("dropped", broker="memory://", set_as_current=False)
+    runtime = Runtime(app, store=MemoryStore(clock), clock=clock)
+    Runtime.install(app, runtime)
+    recorded = Recorded()
+    runtime.events = Events([recorded])
+
+    @singleton_task(app=app, name="work", shared=False, key="{name}", acks_late=True)
+    def work(name: str) -> None: ...
+
+    trace = build_tracer("work", app.tasks["work"], app=app)
+    for nonce in ("a1", "a2"):
+        trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: nonce})
+    app.close()
+    [dropped] = [event for event in recorded.all() if event.name is EventName.DROPPED]
+    assert (dropped.task_id, dropped.data) == ("t", {"reason": "done"})
 
 
 def test_a_soft_time_limit_just_before_an_early_release_leaves_no_lease(

@@ -1,0 +1,74 @@
+"""The table of `task.conflict`: what becomes of a delivery whose acquire was refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock.core.lease import Token
+from celery_singleton_lock.core.store import Relation
+from celery_singleton_lock.message.header import Delivery
+from celery_singleton_lock.policy import ConflictAction, OnConflict
+from celery_singleton_lock.task.conflict import Decision, Outcome, decide
+
+NEW = Delivery(token=Token("t", 0, 0, "a1"))
+STARTED = Delivery(token=Token("t", 0, 0, "a1"), started=True)
+# What a call whose key is held for the first time comes to.
+OUTCOMES = {
+    ConflictAction.SKIP: Outcome.SKIP,
+    ConflictAction.REVOKE: Outcome.REVOKE,
+    ConflictAction.RAISE: Outcome.RAISE,
+    ConflictAction.RETRY: Outcome.PUT_BACK,
+    ConflictAction.WAIT: Outcome.WAIT,
+    ConflictAction.CANCEL_RUNNING: Outcome.WAIT,
+    ConflictAction.QUEUE: Outcome.RAISE,  # only an eager call gets here
+}
+each_action = pytest.mark.parametrize("action", ConflictAction)
+
+
+def decided(
+    relation: Relation, delivery: Delivery, action: ConflictAction, no_put_back: str | None = None
+) -> Decision:
+    rule = OnConflict(action=action)
+    return decide(relation, delivery, rule, no_put_back=no_put_back, wall=100.0, waited=0.0)
+
+
+@each_action
+def test_a_new_call_that_meets_another_is_treated_by_its_on_conflict(
+    action: ConflictAction,
+) -> None:
+    assert decided(Relation.OTHER, NEW, action).outcome is OUTCOMES[action]
+
+
+@each_action
+def test_started_work_that_meets_another_is_put_back_and_keeps_its_claim(
+    action: ConflictAction,
+) -> None:
+    decision = decided(Relation.OTHER, STARTED, action)
+    assert (decision.outcome, decision.queues_claim) == (Outcome.PUT_BACK, True)
+    assert decision.delivery.started
+
+
+@each_action
+@pytest.mark.parametrize("relation", [Relation.EARLIER, Relation.TWIN])
+def test_a_delivery_that_meets_its_own_attempt_is_put_back_and_leaves_the_claim_to_it(
+    action: ConflictAction, relation: Relation
+) -> None:
+    decision = decided(relation, NEW, action)
+    assert (decision.outcome, decision.queues_claim) == (Outcome.PUT_BACK, False)
+    assert decision.delivery.started, "else its copy could be skipped"
+
+
+@each_action
+@pytest.mark.parametrize("relation", [Relation.DONE, Relation.SUPERSEDED, Relation.LATER])
+@pytest.mark.parametrize("delivery", [NEW, STARTED], ids=["new", "started"])
+def test_a_delivery_whose_work_another_has_done_or_goes_on_with_is_dropped(
+    action: ConflictAction, relation: Relation, delivery: Delivery
+) -> None:
+    decision = decided(relation, delivery, action)
+    assert (decision.outcome, decision.delivery) == (Outcome.DROP, delivery)
+
+
+@pytest.mark.parametrize("relation", [Relation.OTHER, Relation.EARLIER, Relation.TWIN])
+def test_a_delivery_that_cannot_be_put_back_fails_and_says_why(relation: Relation) -> None:
+    decision = decided(relation, STARTED, ConflictAction.SKIP, "no queue")
+    assert (decision.outcome, decision.reason) == (Outcome.RAISE, "no queue")
