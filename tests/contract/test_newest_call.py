@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from celery import Celery
+from celery.app.trace import build_tracer
 
+from celery_singleton_lock import OnConflict, current_lease, singleton_task
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind
 from celery_singleton_lock.core.store import Call, Store
+from celery_singleton_lock.message.header import NONCE_KEY
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.cluster import ClusterStore
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
@@ -103,3 +109,21 @@ def test_only_a_new_call_wakes_and_only_if_another_client_waits(store: RedisStor
     note(store, key, "b", 2.0)
     note(store, key, "a", 1.0)
     assert ask_server("LLEN", handoffs) == 1
+
+
+def test_a_newer_call_interrupts_the_body_that_runs(store: RedisStore) -> None:
+    app = Celery("newer", broker="memory://", backend="cache+memory://", set_as_current=False)
+    Runtime.install(app, Runtime(app, store=store))
+    rule, key, waited = OnConflict.cancel_running(within=0.1), new_key(), []
+
+    @singleton_task(app=app, name="work", shared=False, key="{name}", on_conflict=rule)
+    def work(name: str) -> None:
+        note(store, current_lease().key, "newer", None)
+        waited.append(threading.Event().wait(5))
+
+    trace = build_tracer("work", app.tasks["work"], app=app)
+    message = {"id": key, "task": "work", "delivery_info": {}, NONCE_KEY: "a1"}
+    trace(key, [key], {}, message)
+    state = app.AsyncResult(key).state
+    app.close()
+    assert (state, waited) == ("REVOKED", [])

@@ -62,7 +62,7 @@ def test_a_newer_call_ends_the_running_one_and_runs_after_it(
     stage: Stage, worker: CeleryWorker, name: str, task: str
 ) -> None:
     kind = getattr(stage.app, task)
-    older = begin(stage, kind, name, seconds=6)
+    older = begin(stage, kind, name)
     asked = time.monotonic()
     newer = kind.delay(name, number=2, seconds=0)
     assert newer.get(timeout=30) == 2

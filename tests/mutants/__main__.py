@@ -57,7 +57,8 @@ class Copy:
         path = self._root / mutant.file
         path.write_text(mutant.changed(self._root))
         try:
-            return self.test(mutant.tests, "-x")
+            # A slow test that is given for a quick one is not collected, and catches nothing.
+            return self.test(mutant.tests, "-x", *(() if mutant.slow else ("-m", "not slow")))
         finally:
             # With its time of modification, so that Python does not use what it compiled meanwhile.
             shutil.copy2(ROOT / mutant.file, path)
