@@ -60,6 +60,10 @@ test-alone: $(DEV_READY)  ## the slow tests that judge by the clock, one at a ti
 test-all:  ## everything that make test leaves out: slow, oldest, agents, newest Python
 	$(PYTHON) -m tests.ci --rest
 
+.PHONY: steady
+steady: $(DEV_READY)  ## a test twenty times, ten of them beside two busy loops: ARGS="path::test"
+	$(BIN)/python -m tests.ci.steady $(ARGS)
+
 .PHONY: test-oldest
 test-oldest: $(OLDEST)/.ready  ## units and contracts with the oldest Celery and redis-py allowed
 	$(OLDEST)/bin/python -m pytest -m "not slow" -n $(JOBS) tests/unit tests/contract $(ARGS)

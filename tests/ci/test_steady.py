@@ -1,0 +1,64 @@
+"""A test that is repeated, with planted defects: what is printed of each."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.ci.steady import busy_loop, main
+
+#: Fails in the second of the runs, which are counted in a file.
+SECOND = """
+from pathlib import Path
+def test_second():
+    count = Path(__file__).with_suffix(".count")
+    with count.open("a") as stream:
+        stream.write(".")
+    assert len(count.read_text()) != 2, "the second time"
+"""
+
+
+def repeat(project: Path, text: str, *arguments: str) -> int:
+    (project / "pytest.ini").touch()
+    (project / "test_planted.py").write_text(text)
+    return main([str(project / "test_planted.py"), *arguments], runs=2)
+
+
+def test_a_steady_test_passes_in_both_kinds_of_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert repeat(tmp_path, "def test_good(): pass\n") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" passed")[0] for line in lines] == [
+        "quiet: 2 of 2",
+        "beside 2 busy loops: 2 of 2",
+    ]
+
+
+def test_a_run_that_fails_is_counted_and_its_traceback_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert repeat(tmp_path, SECOND) == 1
+    printed = capsys.readouterr().out
+    assert "quiet: 1 of 2 passed" in printed
+    assert "busy loops: 2 of 2 passed" in printed
+    assert "AssertionError: the second time" in printed
+
+
+def test_a_name_that_no_test_has_ends_it_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert repeat(tmp_path, "def test_good(): pass\n", "-k", "other") > 1
+    assert "1 deselected" in capsys.readouterr().out
+
+
+def test_a_busy_loop_computes_and_ends_with_its_block() -> None:
+    with busy_loop() as pid:
+        process = psutil.Process(pid)
+        while process.cpu_times().user < 0.1:
+            assert process.status() != psutil.STATUS_ZOMBIE
+        assert process.cmdline()[0] == sys.executable
+    assert not psutil.pid_exists(pid)
