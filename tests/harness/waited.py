@@ -1,0 +1,33 @@
+"""How long a block of code waited, whatever else the machine had to do meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+#: Nanoseconds that the thread computed, and that it was ready to and had no processor.
+_SCHEDULED = Path("/proc/thread-self/schedstat")
+
+
+@contextmanager
+def waited() -> Iterator[list[float]]:
+    """Append the seconds for which this thread waited in the block to the list that is given.
+
+    That is the duration without the time in which the thread computed, or could have but for other
+    processes: a bound of a wait is a promise of the code, and a bound of a duration would be one of
+    the machine. Where the kernel does not count it (other than Linux), it is the duration.
+    """
+    found: list[float] = []
+    begin, scheduled = time.monotonic(), _scheduled()
+    yield found
+    busy = _scheduled() - scheduled  # first: reading it takes time too
+    found.append(time.monotonic() - begin - busy)
+
+
+def _scheduled() -> float:
+    if not _SCHEDULED.exists():
+        return 0.0
+    computed, ready, _ = _SCHEDULED.read_text().split()
+    return (int(computed) + int(ready)) / 1e9
