@@ -14,7 +14,7 @@ from celery import Celery
 
 from celery_singleton_lock import OnConflict, current_lease, singleton_task
 from celery_singleton_lock.task.cancel_running import CallOrder
-from tests.harness.journal import Journal
+from tests.harness.journal import Journal, events
 
 WITHIN = 0.2
 
@@ -42,13 +42,18 @@ if os.environ.get("WITHOUT") == "order":
     CallOrder.note = note_arrival  # type: ignore[method-assign]
 
 
+def is_told(name: str) -> bool:
+    """Whether the test has noted something for ``name``: that a body may end."""
+    return bool(events(Journal.from_env().records(), "note", key=name))
+
+
 def work(task: Any, name: str, number: int, how: str, seconds: float) -> int:
     fence, request = current_lease().fence, task.request
     with Journal.from_env().run(name, task_id=request.id, fence=fence, number=number):
         until = time.monotonic() + seconds
         if how == "retry" and request.retries == 0:
             raise task.retry(countdown=seconds)
-        while time.monotonic() < until:
+        while time.monotonic() < until and not (how == "told" and is_told(name)):
             try:
                 time.sleep(0.02)
             except BaseException:
