@@ -64,44 +64,38 @@ def broker(redis_client: redis.Redis) -> RedisBroker:
 
 
 def begin_and_kill(
-    crash: ModuleType, worker: StartWorker, journal: Journal, count: int
+    crash: ModuleType, worker: StartWorker, journal: Journal, count: int, **env: str
 ) -> list[Any]:
     """Results of calls whose bodies were running when their whole worker was killed."""
-    process = worker(CRASH, concurrency=count)
+    process = worker(CRASH, concurrency=count, env=env)
     results = [crash.late.delay(f"k{number}", "end") for number in range(count)]
     journal.wait_for_starts(count)
     power_cut(process, journal)
     return results
 
 
-def redelivered_at(worker: CeleryWorker, task_id: str) -> float:
-    """CLOCK_MONOTONIC, seconds, when the worker wrote that it received the message."""
-    line = worker.wait_for_log(rf"^\[.*Task \S+\[{task_id}\] received").string
-    written = time.mktime(time.strptime(line[1:20], "%Y-%m-%d %H:%M:%S")) + int(line[21:24]) / 1e3
-    return written - time.time() + time.monotonic()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
-def test_after_a_restart_on_the_same_host_each_job_runs_within_a_second_of_its_redelivery(
+def test_after_a_restart_on_the_same_host_each_job_runs_at_its_redelivery(
     count: int,
     crash: ModuleType,
     worker: StartWorker,
     journal: Journal,
     broker: RedisBroker,
 ) -> None:
-    results = begin_and_kill(crash, worker, journal, count)
-    restarted = worker(CRASH, concurrency=count)
+    # Only the test delivers a message again, and each once.
+    env = {"VISIBILITY_TIMEOUT": "3600"}
+    results = begin_and_kill(crash, worker, journal, count, **env)
+    restarted = worker(CRASH, concurrency=count, env=env)
+    for result in results:
+        broker.deliver_again(result.id)
     starts = journal.wait_for_starts(2 * count)[count:]
-    begun = {start.task_id: start.at for start in starts}
-    assert begun.keys() == {result.id for result in results}
-    delays = [begun[result.id] - redelivered_at(restarted, result.id) for result in results]
-    print(f"begun {max(delays):.3f} s after the redelivery, or sooner")
+    assert {start.task_id for start in starts} == {result.id for result in results}
     crash.open_gate("end")
     for result in results:
         result.get(timeout=30)
     broker.wait_until_empty()
-    assert max(delays) < 1
+    assert not reported([restarted], EventName.PUT_BACK), "each ran when it was delivered"
     freed = [event.line for event in restarted.events(EventName.FREED)]
     assert len(freed) == count
     assert all(": WARNING/" in line for line in freed)
