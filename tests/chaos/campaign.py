@@ -15,6 +15,7 @@ from typing import Any
 from tests.chaos import host_faults, process_faults, store_faults
 from tests.chaos.checker import judge
 from tests.chaos.drain import PATIENCE, Drain
+from tests.chaos.lateness import noting_lateness
 from tests.chaos.promises import PROMISES
 from tests.chaos.publisher import LENGTHS, MIX, Length, Publisher
 from tests.chaos.resource import resources
@@ -103,7 +104,7 @@ def run(campaign: Campaign, directory: Path) -> Outcome:
             if post.worker is not None:
                 post.worker.wait_until_ready(4 * TIMEOUT)
         began = now()
-        with Recorder(site, campaign.seconds):
+        with Recorder(site, campaign.seconds), noting_lateness(site.history):
             _Run(campaign, site, module).run()
         ended = now()
         records = site.history.records()

@@ -39,6 +39,8 @@
                 then on two of them may have granted)
     emptied     the store has just answered for the first time since its restart without data;
                 ``killed`` (when)
+    late        the machine kept a thread that was ready to run waiting for ``seconds`` in all, from
+                ``at`` to ``until``
     cut-off     what the broker sent to a host may be lost, between ``at`` and ``until``; ``worker``
     down        a worker (or the broker) was ended on purpose between ``at`` and ``until``:
                 ``worker``, ``how``

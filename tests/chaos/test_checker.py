@@ -455,6 +455,22 @@ def test_a_holder_is_not_late_before_its_second_is_over() -> None:
 
 
 @pytest.mark.parametrize(
+    ("at", "until", "seconds", "kinds"),
+    [
+        (5.5, 5.6, 0.1, []),
+        (5.5, 5.6, 0.09, [Kind.REPORTED_LATE]),
+        (4.0, 4.9, 0.5, [Kind.REPORTED_LATE]),  # before the store answered
+        (6.05, 6.2, 0.5, [Kind.REPORTED_LATE]),  # after the second
+    ],
+)
+def test_the_time_for_which_the_machine_was_late_is_added_to_the_second(
+    at: float, until: float, seconds: float, kinds: list[Kind]
+) -> None:
+    story = restarted(6.095).add("late", at, until=until, seconds=seconds, pid=9)
+    assert (story.kinds(), notified_holders(story)) == (kinds, 1)
+
+
+@pytest.mark.parametrize(
     ("name", "target", "at", "end", "counts"),
     [
         ("stall", "w", 2, 3.5, False),

@@ -1,4 +1,4 @@
-"""How long a block of code waited, whatever else the machine had to do meanwhile."""
+"""How long a block of code waited, and how long a thread had to wait for a processor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: Nanoseconds that the thread computed, and that it was ready to and had no processor.
 _SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
@@ -20,14 +19,18 @@ def waited() -> Iterator[list[float]]:
     the machine. Where the kernel does not count it (other than Linux), it is the duration.
     """
     found: list[float] = []
-    begin, scheduled = time.monotonic(), _scheduled()
+    begin, scheduled = time.monotonic(), sum(scheduling())
     yield found
-    busy = _scheduled() - scheduled  # first: reading it takes time too
+    busy = sum(scheduling()) - scheduled  # first: reading it takes time too
     found.append(time.monotonic() - begin - busy)
 
 
-def _scheduled() -> float:
+def scheduling() -> tuple[float, float]:
+    """Seconds for which this thread computed, and for which it was ready and had no processor.
+
+    Both are 0 where the kernel does not count them.
+    """
     if not _SCHEDULED.exists():
-        return 0.0
+        return 0.0, 0.0
     computed, ready, _ = _SCHEDULED.read_text().split()
-    return (int(computed) + int(ready)) / 1e9
+    return int(computed) / 1e9, int(ready) / 1e9
