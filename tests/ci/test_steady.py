@@ -21,10 +21,16 @@ def test_second():
 """
 
 
+@pytest.fixture(autouse=True)
+def _few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the plugins that this environment has: they take most of the time of a start."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 def repeat(project: Path, text: str, *arguments: str) -> int:
     (project / "pytest.ini").touch()
     (project / "test_planted.py").write_text(text)
-    return main([str(project / "test_planted.py"), *arguments], runs=1)
+    return main([str(project / "test_planted.py"), "-p", "xdist", *arguments], runs=1)
 
 
 def test_a_steady_test_passes_in_both_kinds_of_runs(
