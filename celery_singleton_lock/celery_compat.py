@@ -367,6 +367,18 @@ def pool_index() -> int | None:
     return getattr(current_process(), "index", None)
 
 
+# Signals.
+
+
+def live_receivers(signal: Any, sender: Any) -> list[Callable[..., Any]]:
+    """The receivers of ``signal`` for ``sender``, each to be called as `Signal.send` calls it.
+
+    ``_live_receivers``: all. Without it, all of them count as one function.
+    """
+    find = getattr(signal, "_live_receivers", None)
+    return find(sender) if find else [lambda signal, **named: signal.send(**named)]
+
+
 # The result backend.
 
 

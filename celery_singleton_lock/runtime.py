@@ -23,13 +23,7 @@ from .core.outages import Outages
 from .core.process import identity_of_this_process
 from .core.store import Store
 from .errors import SettingsError, StoreError
-from .instrumentation import (
-    has_observers,
-    is_observed,
-    log_event,
-    send_signal,
-    send_worker_event,
-)
+from .instrumentation import SINKS, has_observers, is_observed, send_worker_event
 from .settings import Settings, has_broker_in_memory, read_settings
 from .stores import open_store, shards_of
 from .stores.eviction import Eviction, eviction_of
@@ -86,7 +80,7 @@ class Runtime:
         self.app = app
         self.clock = clock or SystemClock()
         self.events = Events(
-            [log_event, send_signal],
+            SINKS,
             is_observed,
             record=send_worker_event,
             reaches_sinks=has_observers,

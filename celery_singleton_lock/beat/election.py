@@ -67,12 +67,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
-from ..core import native
+from ..core import native, observers
 from ..core.events import Event, EventName
 from ..core.heartbeat import interval_of, timeout_for
 from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Token
-from ..core.observers import observers
 from ..core.outages import Outages
 from ..core.store import Acquire, Authorization, AuthorizeTick, Refused, Release
 from ..errors import SettingsError, StoreError, StoreUnavailable

@@ -12,7 +12,7 @@ from redis.exceptions import LockError, RedisError
 from redis.lock import Lock
 
 from ..celery_compat import entry_after
-from ..core.observers import observers
+from ..core import observers
 from .scheduler import LeaderMixin, like
 
 logger = logging.getLogger("celery_singleton_lock")

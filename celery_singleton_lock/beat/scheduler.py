@@ -28,7 +28,7 @@ from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 from celery.schedules import schedstate, schedule
 
 from ..celery_compat import rebuild_heap
-from ..core.observers import observers
+from ..core import observers
 from ..core.outages import Outages
 from ..errors import SettingsError, StoreError
 from ..message.header import TICK_HEADER

@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import Any
 
 from .lease import Holder, Lease
-from .observers import observers
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -77,8 +76,8 @@ class Events:
     """Passes each event to every sink. An exception of a sink never affects a lock.
 
     Args:
-        sinks: Called with each event. They may block, so they may run on a thread of their own:
-            see `core.observers`.
+        sinks: Called with each event, on its thread. One that may block is an `Observer`. The list
+            is used as it is: a sink that is added to it later gets the events from then on.
         observes: Returns whether any sink currently uses events of a given name.
         record: A sink that never blocks; called first, on the thread of the event.
         reaches_sinks: Returns whether any of ``sinks`` currently uses events of a given name.
@@ -92,7 +91,7 @@ class Events:
         record: Sink = lambda event: None,
         reaches_sinks: Callable[[EventName], Any] = lambda name: True,
     ) -> None:
-        self.sinks: list[Sink] = list(sinks or [])
+        self.sinks: list[Sink] = [] if sinks is None else sinks
         #: Called before a per-task event is created. Most events have no listener, and creating an
         #: event costs more than this call.
         self.observes = observes
@@ -123,11 +122,8 @@ class Events:
     def emit(self, event: Event) -> None:
         _pass(event, self._record)
         if self.reaches_sinks(event.name):
-            observers.run(self._pass_on, event)
-
-    def _pass_on(self, event: Event) -> None:
-        for sink in self.sinks:
-            _pass(event, sink)
+            for sink in self.sinks[:]:  # another thread may add one
+                _pass(event, sink)
 
 
 def _pass(event: Event, sink: Sink) -> None:

@@ -61,13 +61,12 @@ from random import random, uniform
 from typing import Any, Final, TypeAlias
 
 from ..errors import StoreError
-from . import native
+from . import native, observers
 from .alarm import make_alarm
 from .clock import Clock
 from .events import EventName, Events
 from .key import Keyspace
 from .lease import Lease, Loss, LossReason, Token, reason_of_loss, trust_of
-from .observers import observers
 from .outages import Outages
 from .store import Call, Renewal, Store
 

@@ -49,7 +49,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from ..errors import StoreError, StoreUnavailable
-from . import native
+from . import native, observers
 from .backoff import backoff
 from .clock import Clock
 from .events import Event, EventName, Events
@@ -67,7 +67,6 @@ from .lease import (
     reason_of_loss,
     trust_of,
 )
-from .observers import observers
 from .process import is_proven_dead
 from .store import Acquire, GrantedArguments, Refused, Relation, Release, ReleaseReply, Store, Trace
 

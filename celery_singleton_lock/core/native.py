@@ -181,10 +181,52 @@ class _GreenInbox:
         return self._queue.get(timeout=timeout)
 
 
+# For each native thread that was started where threads are patched: a function that runs a function
+# on the hub of the thread that started it.
+_hubs: dict[int, Callable[[Callable[[], Any]], Any]] = {}
+
+
+def _hub_of_bodies() -> Callable[[Callable[[], Any]], Any]:
+    """A function that runs a function on this thread's hub.
+
+    A native thread of this library has no hub that runs; then it is the hub of the thread that
+    started it.
+    """
+    return _hubs.get(get_ident()) or _hub_caller()
+
+
 def start_new_thread(function: Callable[[], None], name: str) -> None:
     """Run ``function`` in a native thread that does not keep the process alive."""
     if not is_patched():
         threading.Thread(target=function, name=name, daemon=True).start()
+        return
+    hub = _hub_of_bodies()
+
+    def run() -> None:
+        thread = get_ident()
+        _hubs[thread] = hub
+        try:
+            function()
+        finally:
+            del _hubs[thread]
+
+    # threading.Thread would start a greenlet here.
+    original("start_new_thread")(run, ())
+
+
+def start_beside_bodies(function: Callable[[], None], name: str) -> None:
+    """Run code of the application in a thread of the kind that runs bodies; see above.
+
+    Where threads are patched, that is a greenlet of the bodies' hub. In a native thread, a client
+    of the application would open sockets of another hub, and a body that used one of them later
+    would fail.
+    """
+
+    def start() -> None:
+        threading.Thread(target=function, name=name, daemon=True).start()
+
+    if is_patched():
+        # start() waits until the thread runs. The hub itself can't wait, so a greenlet does.
+        _hub_of_bodies()(lambda: _thread.start_new_thread(start, ()))
     else:
-        # threading.Thread would start a greenlet here.
-        original("start_new_thread")(function, ())
+        start()

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from ..core.events import Event, EventName
+from ..core.observers import log
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -50,10 +52,19 @@ def _field(value: Any) -> str:
 
 
 def log_event(event: Event) -> None:
-    """Log an event. ``extra`` contains its fields, prefixed ``singleton_``."""
+    """Log an event: now, or on the log's thread. ``extra`` contains its fields, prefixed
+    ``singleton_``."""
     level = LEVELS[event.name]
     if not logger.isEnabledFor(level):
         return
+    if log.is_due_later():
+        # Not only the handlers: record factories are code of the user too.
+        log.put(partial(_write, level, event))
+    else:
+        _write(level, event)
+
+
+def _write(level: int, event: Event) -> None:
     subject = f"{event.task}[{event.task_id}]" if event.task else event.task_id
     fields = {"key": event.key, "lease": event.lease, **event.data}
     fields["holder"] = event.holder.worker and event.holder

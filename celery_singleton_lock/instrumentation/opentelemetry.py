@@ -28,7 +28,7 @@ from opentelemetry.util.types import AttributeValue
 
 from ..core.events import Event, EventName
 from .metrics import BUCKETS, COUNTERS, HISTOGRAMS, KNOWN, is_counted
-from .signals import add_sink
+from .sinks import add_sink
 
 _SCOPE: Final = "celery_singleton_lock"
 _PREFIX: Final = "celery.singleton."

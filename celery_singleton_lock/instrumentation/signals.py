@@ -2,18 +2,22 @@
 
 Each signal is sent in the process where the event happens, on the thread of the body that it is
 about. What the heartbeat's thread detects, such as most losses, is sent on the thread of
-`core.observers`. Receivers get ``sender`` (the
+`RECEIVERS` (see `core.observers`). Receivers get ``sender`` (the
 task's name) and ``event``, an :class:`~celery_singleton_lock.core.events.Event`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+import logging
+from typing import Final
 
 from celery.utils.dispatch import Signal
 
+from ..celery_compat import live_receivers
 from ..core.events import Event, EventName
+from ..core.observers import Observer
+
+logger = logging.getLogger("celery_singleton_lock")
 
 
 def _signal(name: str) -> Signal:
@@ -73,11 +77,24 @@ def send_signal(event: Event) -> None:
     SIGNALS[event.name].send(sender=event.task, event=event)
 
 
-def add_sink(sink: Callable[[Event], None]) -> None:
-    """Call ``sink`` with each event of this process, and of the processes that it forks."""
+class _Receivers(Observer):
+    """The receivers of all signals. They share one queue, so each gets the events in order."""
 
-    def receive(event: Event, **_: Any) -> None:
-        sink(event)
+    def deliver(self, event: Event) -> None:
+        """Call the receivers one by one, so that one that blocks can be named."""
+        signal, sender = SIGNALS[event.name], event.task
+        for receiver in live_receivers(signal, sender):
+            self.begin(receiver)
+            try:
+                receiver(signal=signal, sender=sender, event=event)
+            except Exception:
+                logger.exception("singleton: the receiver %r failed", receiver)
 
-    for signal in SIGNALS.values():
-        signal.connect(receive, weak=False)
+
+#: The sink that sends the signals.
+RECEIVERS: Final = _Receivers(
+    send_signal,
+    "singleton-receivers",
+    what="receivers of signals",
+    wants=lambda event: SIGNALS[event.name].receivers,
+)

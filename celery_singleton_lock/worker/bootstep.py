@@ -19,9 +19,9 @@ import click
 from celery import Celery, bootsteps, signals
 
 from ..celery_compat import forks, read_replies_to_sent_pops
+from ..core import observers
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Token
-from ..core.observers import observers
 from ..core.store import Acquire, Release, Store
 from ..errors import SettingsError, StoreError, StoreUnavailable
 from ..instrumentation import EventPipe

@@ -53,11 +53,10 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from ..core import native
+from ..core import native, observers
 from ..core.clock import Clock
 from ..core.heartbeat import interval_of, patience, retry_pause
 from ..core.lease import Holder, Lease, LossReason, Token, trust_of
-from ..core.observers import observers
 from ..core.process import lives
 from ..core.store import RENEWED, Renewal, Store
 from ..errors import StoreError

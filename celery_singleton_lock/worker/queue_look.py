@@ -22,12 +22,11 @@ from typing import Any, Final, TypeVar
 
 from celery import Celery
 
-from ..core import native
+from ..core import native, observers
 from ..core.call_queue import CallQueue, Hint, Removal, Remove
 from ..core.events import EventName
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Token
-from ..core.observers import observers
 from ..core.store import Store
 from ..errors import StoreError
 from ..message.stored import StoredMessage

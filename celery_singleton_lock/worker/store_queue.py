@@ -29,9 +29,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import ClassVar, Final
 
-from ..core import native
+from ..core import native, observers
 from ..core.clock import Clock
-from ..core.observers import observers
 from ..core.store import Store
 from ..errors import StoreError, StoreUnavailable
 from .fork_locks import FORK_LOCKS

@@ -3,9 +3,10 @@
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, a store of its own; SETTINGS, a JSON
 object of further settings; TTL, seconds; EARLY=1; TICK, seconds, for Beat; UNOBSERVED=1: nothing
 is connected to `lease_released`; SLOW, an observer of losses that blocks until the gate
-``observer`` opens: ``signal``, or ``log``; WITHOUT, the protection that a must-fail twin goes
-without: ``renewal``, ``native`` (the heartbeat becomes a thread like any other), ``lock`` (of
-`tick`), ``observers`` (they run on the heartbeat's thread).
+``observer`` opens: ``signal``, or ``log``; COUNTED=1: one that uses the client of the bodies;
+WITHOUT, the protection that a must-fail twin goes without: ``renewal``, ``native`` (the heartbeat
+becomes a thread like any other), ``lock`` (of `tick`), ``observers`` (they run on the heartbeat's
+thread), ``hub`` (they run in native threads).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import redis
 from celery import Celery
 from celery.signals import worker_init
 
@@ -32,12 +34,11 @@ from celery_singleton_lock import (
     lease_released,
     singleton_task,
 )
-from celery_singleton_lock.core import heartbeat, native
+from celery_singleton_lock.core import heartbeat, native, observers
 from celery_singleton_lock.core.alarm import _LockAlarm
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.core.observers import ObserverThread
 from celery_singleton_lock.stores.redlock.fanout import Node
 from tests.harness.journal import Journal
 
@@ -61,12 +62,17 @@ if "TICK" in os.environ:
         "tick": {"task": "tests.apps.pools.tick", "schedule": float(os.environ["TICK"])}
     }
 
+#: As applications have one: bodies and receivers share its connections.
+client = redis.Redis.from_url(os.environ["RESULT_URL"])
+
 WITHOUT = os.environ.get("WITHOUT")
 if WITHOUT == "renewal":
     Heartbeat.sweep = lambda self: None  # type: ignore[method-assign]
 if WITHOUT == "observers":
-    ObserverThread.run = lambda self, observe, *args: observe(*args)  # type: ignore[method-assign]
-    ObserverThread.defers = lambda self, record: False  # type: ignore[method-assign]
+    observers.Observer.__call__ = lambda self, event: self._sink(event)  # type: ignore[method-assign]
+    observers.defers = lambda record, **_: False
+if WITHOUT == "hub":
+    native.start_beside_bodies = native.start_new_thread
 if WITHOUT == "native":
     start_native_thread = native.start_new_thread
 
@@ -167,6 +173,12 @@ def unique_late(self: Any, key: str) -> None:
         time.sleep(60)
 
 
+@app.task
+def count() -> int:
+    """A task that has nothing to do with locks."""
+    return int(client.incr("counted"))
+
+
 def _occupy(task_id: str, key: str, pause: Callable[[], None], lease: Lease | None = None) -> None:
     journal, begin, noted = Journal.from_env(), time.monotonic(), False
     lease = lease or current_lease()
@@ -195,6 +207,10 @@ def _block(event: Any = None, **_: Any) -> None:
         time.sleep(0.02)
 
 
+def _count(event: Any, **_: Any) -> None:
+    client.incr(f"counted:{event.name}")
+
+
 class _BlockingHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "singleton_event", "") == EventName.LEASE_LOST:
@@ -206,6 +222,8 @@ def _listen(**_: Any) -> None:
     # In workers alone: in the test's process, copies of this module would get each other's events.
     for signal in (lease_acquired, lease_conflict, lease_lost):
         signal.connect(_write)
+    if "COUNTED" in os.environ:
+        lease_lost.connect(_count)
     if os.environ.get("SLOW") == "signal":
         lease_lost.connect(_block)
     if os.environ.get("SLOW") == "log":

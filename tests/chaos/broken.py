@@ -17,13 +17,12 @@ import psutil
 
 from celery_singleton_lock import runtime
 from celery_singleton_lock.beat.election import Election
-from celery_singleton_lock.core import locker
+from celery_singleton_lock.core import locker, observers
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Lease, Token
-from celery_singleton_lock.core.observers import ObserverThread
 from celery_singleton_lock.core.store import Acquire, GrantedArguments
 from celery_singleton_lock.stores.redis import scripts as redis_scripts
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -142,8 +141,8 @@ def _without_arguments() -> None:
 
 def _without_observer_thread() -> None:
     """Observers run on the thread that emits the event, so renewals wait for them."""
-    thread: Any = ObserverThread
-    thread.elsewhere = lambda self: nullcontext()
+    module: Any = observers
+    module.elsewhere = nullcontext
 
 
 def _without_haste() -> None:

@@ -24,7 +24,6 @@ from celery_singleton_lock.core.heartbeat import Heartbeat, timeout_for
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.observers import observers
 from celery_singleton_lock.core.store import (
     RENEWED,
     Acquire,
@@ -144,7 +143,6 @@ def bench(own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> Iterato
     url = own_server.url(db=6)
     with closing(RedisStore(url)) as store, redis.Redis.from_url(url) as raw:
         yield Bench(url, store, raw)
-    observers.reset()  # no thread has run what was passed to theirs
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -150,8 +150,8 @@ def test_the_zookeeper_client_logs_no_login_even_at_debug(
 ) -> None:
     serialization = pytest.importorskip("kazoo.protocol.serialization")
     sessions = pytest.importorskip("celery_singleton_lock.stores.zookeeper.sessions")
+    from celery_singleton_lock.core import observers
     from celery_singleton_lock.core.clock import SystemClock
-    from celery_singleton_lock.core.observers import observers
     from celery_singleton_lock.stores.urls import StoreUrl
 
     url = StoreUrl.parse(f"zk://u:{WORD}@127.0.0.1:1", port=2181)

@@ -15,6 +15,7 @@ from celery_singleton_lock import LeaseLost, is_skipped
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.runtime import Runtime
+from tests.harness.deliveries import wait_until
 from tests.harness.journal import Journal, Record
 from tests.harness.keys import EVERY_NAME
 from tests.harness.worker import CeleryWorker
@@ -130,6 +131,74 @@ def test_with_observers_on_the_heartbeats_thread_the_other_lease_is_lost(
     assert lose_one_of_two(pools, journal, redis_client) is True
     pools.gate("observer").touch()
     pools.gate("k").touch()
+
+
+@pytest.mark.parametrize(
+    "pool", ["gevent", pytest.param("eventlet", marks=[*eventlet.marks, pytest.mark.slow])]
+)
+def test_a_receiver_that_uses_the_client_of_the_bodies_changes_no_tasks_outcome(
+    pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
+) -> None:
+    """A socket that was opened on another hub fails in the greenlet that uses it next."""
+    pools = load_app(POOLS)
+    worker(POOLS, pool=pool, concurrency=5, env={"COUNTED": "1"})
+    count_a_loss_and_then_tasks(pools, journal, redis_client)
+
+
+@pytest.mark.slow
+def test_with_receivers_in_native_threads_it_fails_a_task(
+    worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
+) -> None:
+    pools = load_app(POOLS)
+    worker(POOLS, pool="gevent", concurrency=5, env={"COUNTED": "1", "WITHOUT": "hub"})
+    with pytest.raises(Exception, match=r"(?i)cannot switch to a different thread"):
+        count_a_loss_and_then_tasks(pools, journal, redis_client)
+
+
+def count_a_loss_and_then_tasks(
+    pools: ModuleType, journal: Journal, redis_client: redis.Redis
+) -> None:
+    """The receiver of the loss is the first that uses the client of the bodies.
+
+    Raises:
+        Exception: A task has failed.
+    """
+    pools.work.delay("k")
+    journal.wait_for_starts(1)
+    redis_client.delete(pools.work.lock_key("k"))
+    wait_until(lambda: redis_client.get("counted:lease-lost"), "the loss is counted")
+    for result in [pools.count.delay() for _ in range(20)]:
+        result.get(timeout=20)
+    pools.gate("k").touch()
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "threads",
+        pytest.param("gevent", marks=pytest.mark.slow),
+        pytest.param("eventlet", marks=[*eventlet.marks, pytest.mark.slow]),
+    ],
+)
+def test_the_log_goes_on_beside_a_receiver_that_blocks(
+    pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
+) -> None:
+    pools = load_app(POOLS)
+    process = worker(POOLS, pool=pool, concurrency=5, env={"SLOW": "signal"})
+    for key in "abcd":
+        pools.work.delay(key)
+    journal.wait_for_starts(4)
+    for key in "abc":
+        redis_client.delete(pools.work.lock_key(key))
+    for _ in range(3):
+        assert is_skipped(pools.work.delay("d").get(timeout=20))
+    wait_until(lambda: len(process.events(EventName.LEASE_LOST)) == 3, "the losses are logged")
+    wait_until(lambda: len(process.events(EventName.CONFLICT)) == 3, "the conflicts are logged")
+    slow = process.wait_for_log("has run for 10 s")
+    assert "tests.apps.pools._block" in slow.string
+    assert wait_for_note(journal, "observing")
+    for key in ("observer", *"abcd"):
+        pools.gate(key).touch()
 
 
 def lose_one_of_two(pools: ModuleType, journal: Journal, redis_client: redis.Redis) -> bool:

@@ -15,13 +15,14 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock.beat.election import Election
+from celery_singleton_lock.core import observers
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Lease
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.observers import observers
+from celery_singleton_lock.core.observers import Observer
 from celery_singleton_lock.core.store import Acquire, Release, ReleaseReply
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -92,8 +93,16 @@ def election_that_stalls(app: Celery, is_over: IsOver) -> None:
     observers.flush()
 
 
-@pytest.mark.parametrize("start", [parent_heartbeat, store_queue, queue_look, election_that_stalls])
-def test_a_log_handler_of_a_serving_thread_runs_on_the_observers_thread(
+@pytest.mark.parametrize(
+    "start",
+    [
+        parent_heartbeat,
+        store_queue,
+        queue_look,
+        election_that_stalls,
+    ],
+)
+def test_a_log_handler_of_a_serving_thread_runs_on_the_thread_of_the_log(
     start: Callable[[Celery, IsOver], None], app: Celery, handling: Threads
 ) -> None:
     own = threading.current_thread().name
@@ -103,7 +112,7 @@ def test_a_log_handler_of_a_serving_thread_runs_on_the_observers_thread(
 
     start(app, lambda: bool(others()))
     wait_until(others, "a line is logged")
-    assert others() == {"singleton-observers"}
+    assert others() == {"singleton-log"}
 
 
 @pytest.mark.parametrize("outcome", [ReleaseReply.NOT_OURS, ReleaseReply.OURS])
@@ -116,7 +125,7 @@ def test_a_body_that_reads_the_reply_to_another_bodys_release_runs_no_observer_o
     def observe(event: Event) -> None:
         seen.append((event.name, threading.current_thread().name))
 
-    events, store = Events([observe]), MemoryStore(clock)
+    events, store = Events([Observer(observe, "singleton-test")]), MemoryStore(clock)
     locker = Locker(store, clock, Heartbeat(store, clock, events), events)
     key, token = Keyspace("unit").lock("s", "k"), new_token()
     lease = locker.acquire(Acquire(slots=(key,), token=token, holder=Holder(), ttl=60.0))
@@ -127,5 +136,5 @@ def test_a_body_that_reads_the_reply_to_another_bodys_release_runs_no_observer_o
     observers.flush(30)
     [(name, thread)] = seen
     expected = EventName.RELEASED if outcome is ReleaseReply.OURS else EventName.LEASE_LOST
-    assert (name, thread) == (expected, "singleton-observers")
+    assert (name, thread) == (expected, "singleton-test")
     locker.heartbeat.close()

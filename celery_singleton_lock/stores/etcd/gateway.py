@@ -24,9 +24,8 @@ from typing import Any, Final
 import requests
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
-from ...core import native
+from ...core import native, observers
 from ...core.clock import Clock
-from ...core.observers import observers
 from ...core.store import ConnectionWatch
 from ...errors import StoreError, StoreUnavailable
 from ..idle import MAX_IDLE, IdleSweep

@@ -40,8 +40,8 @@ from kazoo.protocol.serialization import Auth
 from kazoo.protocol.states import KeeperState
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
+from ...core import observers
 from ...core.clock import Clock
-from ...core.observers import observers
 from ...errors import StoreError, StoreUnavailable
 from ..urls import StoreUrl
 
