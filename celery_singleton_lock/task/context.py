@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from celery import Celery
 
-from ..core import native
+from ..core import native, observers
 from ..core.heartbeat import LossHandler
 from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Token
@@ -183,7 +183,8 @@ class Block:
         locker, lease = runtime.locker, self.lease
 
         def release() -> None:
-            locker.release(lease, Release.of(lease))
+            with observers.elsewhere():  # this thread has no hub that runs
+                locker.release(lease, Release.of(lease))
 
         try:
             native.start_new_thread(release, "singleton-abandoned")

@@ -26,7 +26,7 @@ from celery import signals
 from celery.events import Event
 from celery.utils.time import utcoffset
 
-from ..core import native
+from ..core import native, observers
 from ..instrumentation import EventPipe
 from .fork_locks import FORK_LOCKS
 from .outbox import Outbox
@@ -105,6 +105,7 @@ class EventSender:
             if len(data) < _CHUNK and not self._ending:
                 self._sleep(_GATHER)
 
+    @observers.elsewhere()  # where threads are patched, a log handler can't run here
     def _run(self) -> None:
         """Send the outbox's messages until the reader has ended. The sender's thread."""
         try:

@@ -174,8 +174,10 @@ class QueueLook:
         """The result of ``ask``, a request to the result backend, which a thread sends.
 
         The clients of result backends have no common option for how long they wait: Celery's for
-        Redis waits for two minutes. The looks at other keys must not wait for it. This thread and
-        that one are native also where threads are patched; those of `core.threads.within` are not.
+        Redis waits for two minutes. The looks at other keys must not wait for it. This thread is
+        native also where threads are patched, so it can't wait for `core.threads.within`. The
+        request runs beside the bodies: it may publish error callbacks, with connections that the
+        bodies use too.
 
         Raises:
             TimeoutError: There is none in time, or the request before has none yet.
@@ -196,7 +198,7 @@ class QueueLook:
             finally:
                 running.release()
 
-        native.start_new_thread(run, "singleton-queue-result")
+        native.start_beside_bodies(run, "singleton-queue-result")
         if not running.acquire(timeout=RESULT_TIMEOUT):
             self._unanswered = running
             raise TimeoutError(f"the result backend did not answer within {RESULT_TIMEOUT:g} s")

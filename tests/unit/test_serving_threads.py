@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock.beat.election import Election
-from celery_singleton_lock.core import observers
+from celery_singleton_lock.core import native, observers
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
@@ -24,10 +24,13 @@ from celery_singleton_lock.core.lease import Holder, Lease
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.observers import Observer
 from celery_singleton_lock.core.store import Acquire, Release, ReleaseReply
+from celery_singleton_lock.instrumentation import EventPipe
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.task.hold import hold
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_token
+from celery_singleton_lock.worker.event_sender import EventSender
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
 from celery_singleton_lock.worker.queue_look import QueueLook
 from celery_singleton_lock.worker.store_queue import StoreQueue
@@ -88,6 +91,30 @@ def queue_look(app: Celery, is_over: IsOver) -> None:
     QueueLook(app, fail, is_over).start()
 
 
+class _BrokenOutbox:
+    messages = fail
+
+
+def event_sender(app: Celery, is_over: IsOver) -> None:
+    """Where threads are patched, a log handler can't run on its native thread."""
+    sender = EventSender(app, EventPipe(), "w@host")
+    sender._outbox, sender._is_read, sender._ending = cast(Any, _BrokenOutbox()), True, True
+    sender._running.acquire()
+    sender._news.release()
+    native.start_new_thread(sender._run, "singleton-events")
+
+
+def abandoned_block(app: Celery, is_over: IsOver) -> None:
+    """The garbage collector releases its lease on a native thread."""
+
+    def release(*_: Any) -> None:
+        logging.getLogger("celery_singleton_lock").warning("released")
+
+    block = hold("k", scope="s", app=app)
+    block.__enter__()
+    Runtime.of(app).locker.release = release  # type: ignore[assignment, method-assign]
+
+
 def election_that_stalls(app: Celery, is_over: IsOver) -> None:
     assert Election(Runtime.of(app)).campaign()
     observers.flush()
@@ -99,6 +126,8 @@ def election_that_stalls(app: Celery, is_over: IsOver) -> None:
         parent_heartbeat,
         store_queue,
         queue_look,
+        event_sender,
+        abandoned_block,
         election_that_stalls,
     ],
 )
