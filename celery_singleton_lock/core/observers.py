@@ -55,6 +55,9 @@ MOST_WAITING: Final = 2000
 SLOW: Final = 10.0
 #: Seconds that the end of a process waits for its observers.
 LAST_CALLS: Final = 1.0
+# Seconds after which a thread that has not begun is started again, because its hub may have ended.
+# Many events may come before a busy hub runs its greenlet.
+_START_PATIENCE: Final = 0.1
 # Seconds that a fork waits for the observers that run.
 _FORK_PATIENCE: Final = 0.2
 _clock: Final = SystemClock()
@@ -115,6 +118,7 @@ class Observer:
         self._alarm: Any = native.allocate_lock()  # released to wake the thread
         self._alarm.acquire()
         self._start: Any = native.allocate_lock()  # held by the thread that runs
+        self._started_at = 0.0  # the time of a start that has not begun to run yet
         self.thread = 0
         self._watch: Any = native.allocate_lock()  # held by the thread that watches
         self.guard: Any = native.allocate_lock()  # held while the sink runs, and by a fork
@@ -164,11 +168,13 @@ class Observer:
             done.get(timeout=max(seconds, 0.001))
 
     def _wake(self) -> None:
-        if not self.thread:
-            # The new thread sets `thread`: if none can be started now (there are too many, or the
-            # hub's thread has ended), the next call tries again.
-            with suppress(RuntimeError, OSError, ValueError):
+        # The new thread sets `thread`: if none can be started now, the next call tries again.
+        if not self.thread and (now := _clock.now()) - self._started_at > _START_PATIENCE:
+            self._started_at = now
+            try:
                 native.start_beside_bodies(self._run, self._name)
+            except (RuntimeError, OSError, ValueError):  # too many threads, or the hub has ended
+                self._started_at = 0.0
         with suppress(RuntimeError):  # the lock is released already: the thread will wake
             self._alarm.release()
 
@@ -185,7 +191,7 @@ class Observer:
         if calls is not self._calls:
             return  # the copy of a greenlet, in a forked child
         # A call that comes between the last look and this line has started no greenlet.
-        self.thread = 0
+        self._started_at, self.thread = 0.0, 0
         start.release()
         if calls:
             self._wake()

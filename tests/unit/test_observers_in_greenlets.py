@@ -71,6 +71,31 @@ def test_an_observer_of_a_native_thread_runs_in_the_bodies_hub_and_in_order(libr
 
 
 @in_either
+def test_a_busy_hub_gets_one_greenlet_for_many_events(library: str) -> None:
+    program = """
+        starts, start = [], native.start_beside_bodies
+        native.start_beside_bodies = lambda *args: (starts.append(1), start(*args))
+        ended = []
+
+        def lose_many():
+            with elsewhere():
+                for number in range(1000):
+                    observer(number)
+            ended.append(1)
+
+        observer = Observer(seen.append, "singleton-test")
+        observers._START_PATIENCE = 60.0
+        native.start_new_thread(lose_many, "heartbeat")
+        while not ended:
+            pass  # this greenlet does not yield
+        assert len(starts) == 1, starts
+        observer.flush(30)
+        assert seen == [*range(1000)]
+    """
+    output_of(library, program)
+
+
+@in_either
 def test_a_greenlet_serves_others_and_its_neighbours_do_not(library: str) -> None:
     program = """
         import threading
