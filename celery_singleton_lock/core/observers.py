@@ -51,7 +51,7 @@ logger = logging.getLogger("celery_singleton_lock")
 
 #: The number of events that may wait for an observer. A loss of 1,000 leases at once fits.
 MOST_WAITING: Final = 2000
-#: Seconds after which a call in an observer's thread is named in the log.
+#: Seconds after which a call in an observer's thread is named in the log; twice that at the latest.
 SLOW: Final = 10.0
 #: Seconds that the end of a process waits for its observers.
 LAST_CALLS: Final = 1.0

@@ -31,6 +31,14 @@ LOGGER = "celery_singleton_lock"
 LOSS = Event(name=EventName.LEASE_LOST, key="k", task="proj.work", task_id="1")
 
 
+@pytest.fixture(autouse=True)
+def idle() -> Iterator[None]:
+    """No event of a test waits in the next one."""
+    observers.flush(30)
+    yield
+    observers.flush(30)
+
+
 class Calls:
     """An observer of functions, which it calls."""
 
@@ -210,6 +218,8 @@ def test_a_receiver_that_blocks_is_named_once_and_no_line_of_the_log_waits_for_i
     webhook: Webhook, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(observers, "SLOW", 0.05)
+    # The watching thread of an earlier test sleeps for longer.
+    monkeypatch.setattr(RECEIVERS, "_watch", native.allocate_lock())
     events, named = Events(SINKS), f"{__name__}.Webhook.post has run for 0.05 s"
     with elsewhere():
         events.emit(LOSS)
@@ -264,9 +274,10 @@ def added() -> Iterator[None]:
 
 
 def test_a_sink_that_was_added_loses_nothing_that_receivers_lose(
-    webhook: Webhook, added: None
+    webhook: Webhook, added: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Metrics in the process, such as those of Prometheus."""
+    caplog.set_level(logging.ERROR, LOGGER)
     seen: list[Event] = []
     add_sink(seen.append)
     events = Events(SINKS)
