@@ -26,16 +26,16 @@ def utc(when: datetime | str) -> datetime:
     return moment.replace(tzinfo=UTC) if moment.utcoffset() is None else moment.astimezone(UTC)
 
 
-def seconds_until(when: Any, app: Celery) -> float:
+def seconds_until(when: Any, app: Celery) -> float | None:
     """Seconds from now until the time of an option, such as ``countdown``, ``eta`` or ``expires``.
-
-    0 for a time that has passed, and for values that are no times: Celery will raise an error for
-    them. So the claim of a message with such an ``expires`` ends at once, even if it can't be
-    freed.
 
     Args:
         when: Seconds, ISO text, or what has an ``isoformat()`` that returns it; None: now.
         app: The app that publishes the message, or runs it.
+
+    Returns:
+        0 for a time that has passed. None if it is no time: Celery refuses to publish such a
+        message, or no worker can read it.
     """
     if not when:
         return 0.0
@@ -46,7 +46,7 @@ def seconds_until(when: Any, app: Celery) -> float:
         moment = utc(when if isinstance(when, (datetime, str)) else when.isoformat())
         return max(0.0, (moment - utc(app.now())).total_seconds())
     except (AttributeError, TypeError, ValueError):
-        return 0.0
+        return None
 
 
 def done_at(date_done: Any, app: Celery) -> datetime | None:

@@ -108,7 +108,7 @@ def check_debounce(
             "expires, and the newest arguments would be lost. Give a debounce_max, or no "
             "expires"
         )
-    if seconds_until(expires, app) <= latest:
+    if (seconds_until(expires, app) or 0.0) <= latest:
         raise ValueError(
             f"{where}: the message may expire before it runs, {latest:g} s after the call or "
             "later, and the newest arguments would be lost. Give a later expires, or none"

@@ -229,11 +229,12 @@ class Publication:
         runtime, app = self.runtime, self.runtime.app
         # If both are given, Celery uses the countdown.
         start = self.options.get("countdown") or self.options.get("eta")
-        delay = seconds_until(start, app) if start else 0.0
+        # With an ``expires`` that is no time, the claim ends at once, even if it can't be freed.
+        delay = (seconds_until(start, app) or 0.0) if start else 0.0
         newest = self.newest
         arguments = "" if newest is None else Keyspace.arguments(claim.key, token.task)
         due_in = 0.0 if newest is None else newest.due_in
-        expires_in = None if self.expires is None else seconds_until(self.expires, app)
+        expires_in = None if self.expires is None else seconds_until(self.expires, app) or 0.0
         ttl, wall = claim.admitted_for(max(delay, due_in), expires_in), runtime.clock.wall()
         if self.joins:
             ttl = min(ttl, _JOINS_WITHIN)

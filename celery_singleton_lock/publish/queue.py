@@ -268,7 +268,7 @@ def claim_of(runtime: Runtime, key: str, message: StoredMessage) -> tuple[str, f
     expires = message.headers.get("expires")
     if expires is None:
         return claim.key, _CLAIM_TTL
-    return claim.key, min(_CLAIM_TTL, seconds_until(expires, runtime.app))
+    return claim.key, min(_CLAIM_TTL, seconds_until(expires, runtime.app) or 0.0)
 
 
 def free_claim(runtime: Runtime, message: StoredMessage, *, timeout: float) -> None:

@@ -869,7 +869,10 @@ class TaskRun:
         self.runtime.store.mark(request, timeout=MAX_TIMEOUT)
 
     def _retry_in(self, retry: Retry) -> float | None:
-        """Seconds until the next attempt; None if the retry changed the arguments and the key."""
+        """Seconds until the next attempt; None: it needs no reservation of the key.
+
+        The retry has changed the arguments and the key, or its time is one that no worker can read.
+        """
         signature, when = getattr(retry, "sig", None), retry.when
         if signature is not None:
             # If both are given, Celery uses the countdown, but ``retry.when`` is the eta.

@@ -93,7 +93,9 @@ def test_a_key_is_reserved_through_the_countdown_and_a_ttl_of_queueing(
 ) -> None:
     held = lease(ManualClock())
     call = Release.of(held)
-    call.reserve(seconds_until(when, SimpleNamespace(now=lambda: NOW)) + 60)
+    seconds = seconds_until(when, SimpleNamespace(now=lambda: NOW))
+    assert seconds is not None
+    call.reserve(seconds + 60)
     assert call.become is Kind.RESERVED
     assert call.become_ttl == pytest.approx(countdown + 60)
     assert call.next_token == Token("t", 0, 3, "-")

@@ -178,10 +178,16 @@ class TestAsAPlainWorker:
                 here.store.clock.advance(2 * UNIQUE_FOR)
 
 
-@pytest.mark.parametrize("when", [None, 0, "", -5, "soon", [9], timedelta(seconds=9)], ids=repr)
-def test_no_time_and_what_celery_refuses_are_now(when: Any) -> None:
+@pytest.mark.parametrize("when", [None, 0, "", -5], ids=repr)
+def test_no_option_and_what_has_passed_are_now(when: Any) -> None:
     with site(datetime.now(UTC)) as here:
         assert seconds_until(when, here.app) == 0.0
+
+
+@pytest.mark.parametrize("when", ["soon", [9], timedelta(seconds=9)], ids=repr)
+def test_what_celery_refuses_or_no_worker_reads_is_no_time(when: Any) -> None:
+    with site(datetime.now(UTC)) as here:
+        assert seconds_until(when, here.app) is None
 
 
 def test_a_time_zone_without_an_offset_is_utc() -> None:
