@@ -1,4 +1,4 @@
-"""What a Redis that can take no leases now says (LOADING, READONLY): it passes."""
+"""What a Redis that can take no leases now says (LOADING, READONLY, BUSY): it passes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import ask, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import lease_of, renew
 from example_project.private_server import PrivateServer, find_binary, free_port
+from tests.harness.busy import busy
 
 from .conftest import program
 
@@ -90,3 +91,16 @@ def test_a_renewal_that_a_replica_refused_leaves_no_connection_to_it(
                 renew(store, [lease_of(key, token)])
             raw.execute_command("REPLICAOF", "NO", "ONE")
             assert not any(store._connections._idle.values())
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "not connected"])
+def test_a_server_that_runs_a_script_for_too_long_is_unavailable_until_the_script_ends(
+    private_redis: PrivateServer, connected: bool
+) -> None:
+    # To select a database is a command too, and is refused while the connection is opened.
+    with closing(RedisStore(private_redis.url(1))) as store:
+        if connected:
+            assert isinstance(ask(store, new_key(), new_token()), Granted)
+        with busy(private_redis.port), pytest.raises(StoreUnavailable, match="BUSY"):
+            ask(store, new_key(), new_token())
+        assert isinstance(ask(store, new_key(), new_token()), Granted)

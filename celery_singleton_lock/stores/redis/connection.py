@@ -78,6 +78,9 @@ _BROKEN: Final = (
 _NO_PASSWORD: Final = ("without any password configured", "no password is set")
 # CLUSTERDOWN and MASTERDOWN end with a failover. TRYAGAIN ends with the migration of a slot.
 _TEMPORARY: Final = (redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError)
+# Other temporary errors: a script has blocked the server for longer than its busy-reply-threshold,
+# and too few replicas are connected.
+_TEMPORARY_CODES: Final = ("BUSY ", "NOREPLICAS ")
 # Seconds after which an idle connection is checked before use. A command sent on a connection that
 # the server has closed gets no reply, so it is unknown whether a release was executed or the lease
 # was lost with the server. The check costs a system call. A task with an empty body releases sooner
@@ -342,7 +345,7 @@ class Connections:
             unavailable = StoreUnavailable(f"the store doesn't answer: {error}")
             unavailable.was_idle = was_idle
             return unavailable
-        return StoreError(f"the store refuses: {error}")
+        return _mapped(error, self.address)
 
     def new(self, timeout: float, **options: Any) -> Any:
         """A connection of redis-py without retries; it is not connected yet."""
@@ -587,7 +590,7 @@ def _mapped(error: Exception, address: str) -> StoreError:
     """This library's error for an error reply of the server at ``address``."""
     if isinstance(error, redis.exceptions.ReadOnlyError):
         return StoreUnavailable(f"the store is a replica now: {error}")
-    if isinstance(error, _TEMPORARY) or str(error).startswith("NOREPLICAS"):
+    if isinstance(error, _TEMPORARY) or str(error).startswith(_TEMPORARY_CODES):
         return StoreUnavailable(f"the store can't answer now: {error}")
     if isinstance(error, redis.exceptions.AskError):  # MovedError is a subclass
         return StoreError(
