@@ -184,12 +184,23 @@ class Runtime:
         if self._locker is not None:
             self._locker.store.drain(timeout=timeout)
 
+    def flush(self) -> None:
+        """Wait a moment for the requests that are repeated until the store answers."""
+        if self._locker is not None:
+            self._locker.queue.flush()
+
+    def end(self) -> None:
+        """As :meth:`flush`, and give up the requests that are left: this process ends."""
+        if self._locker is not None:
+            self._locker.queue.end()
+
     def close(self) -> None:
         """End the heartbeat and the threads, and close the connections, if there are any."""
         for name in {"commands", "publishers"} & self.__dict__.keys():
             getattr(self, name).close()
         if self._locker is not None:
             self._locker.heartbeat.close()
+            self._locker.queue.close()
             self._locker.store.close()
 
     def _connect(self) -> Locker:

@@ -117,7 +117,6 @@ class Election:
         # one step of the interpreter: of two threads that resign, one releases the lease.
         self._leases: list[Lease] = []
         # The token of a try that got no reply.
-        self._token: Token | None = None
         # Time of the last successful round of the scheduler.
         self._progress_at = self._clock.now()
         self._next_try = self._clock.now()
@@ -165,8 +164,6 @@ class Election:
                 self._next_try = min(self._next_try, expiry)
             self._log(EventName.STANDING_BY, reply.holder)
             return False
-        # A token names one grant, so the next acquire needs a new token.
-        self._token = None
         self._progress_at = self._clock.now()
         self.term += 1
         self._leases.append(reply)
@@ -298,13 +295,12 @@ class Election:
         )
 
     def _request(self) -> Acquire:
-        if self._token is None:
-            # The token is kept over tries without a reply, so that a lease acquired by such a try
-            # is recognized as this process's.
-            nonce = secrets.token_hex(8)
-            self._token = Token(f"beat-{nonce}", 0, 0, nonce)
+        # A token names one try. The locker releases by its token what a try without a reply may
+        # have acquired, and repeats that release.
+        nonce = secrets.token_hex(8)
+        token = Token(f"beat-{nonce}", 0, 0, nonce)
         holder = replace(self._holder, since=self._clock.wall())
-        return Acquire(slots=(self.key,), token=self._token, holder=holder, ttl=self.ttl)
+        return Acquire(slots=(self.key,), token=token, holder=holder, ttl=self.ttl)
 
     def _swap(self, lease: Lease, entry: str, expected: str | None, new: str) -> Authorization:
         tick = AuthorizeTick(

@@ -3,13 +3,16 @@
 Overview
     The locker notes each lease for the worker's parent, acquires it, and registers it with the
     heartbeat. A release ends the renewal first. It waits for the reply, or leaves the reply to a
-    later request of the process (`Store.release_async`). A `Waiter` acquires a key that another
-    client holds: in the store's wait queue, or by polling.
+    later request of the process (`Store.release_async`). A release without a reply is passed to the
+    `StoreQueue`, which repeats it. A `Waiter` acquires a key that another client holds: in the
+    store's wait queue, or by polling.
 
 Guarantees
     A lease that is returned was granted to its token, is registered with the heartbeat, and its
     ``valid_until`` lies before the store's expiry. An acquire whose outcome is unknown is released
-    by token, whatever the exception. A release never raises. The end of a lease is reported once.
+    by token, whatever the exception. A release never raises. It is repeated until the store answers
+    it, while this process lives and the lease or the marker that it writes could exist in the
+    store. The end of a lease is reported once; RELEASE_FAILED when the release is given up.
     A waiting client tries again within half a second, woken or not, and when the ttl in the last
     refusal has passed. If a wake-up, the store's memory or the woken client is lost, the delay is
     half a second. A client that leaves or vanishes is counted in the wait queue for at most 1.5 s.
@@ -18,10 +21,10 @@ Guarantees
     longest, and refuses other clients meanwhile.
 
 Non-guarantees
-    A release may not reach the store: then the ttl frees the key. When the task ends, the kernel
-    has accepted an asynchronous release, but the store may not have received it. If its connection
-    breaks then, the release is resent with the next request of the process, or within a third of
-    the ttl. If the process dies before that, the worker's parent or the ttl frees the key.
+    A process may end before the store answers its release: then the worker's parent or the ttl
+    frees the key. When the task ends, the kernel has accepted an asynchronous release, but the
+    store may not have received it. If its connection breaks then, the release is resent with the
+    next request of the process, or within a third of the ttl.
     Polling clients acquire the key in no particular order. A client that reconnects may lose its
     place in the wait queue.
 
@@ -34,9 +37,10 @@ State model::
 
 Failure handling
     The store may evict leases (`runtime`): the guard refuses each acquire, and nothing is sent.
-    A request without a reply is sent twice: the second try uses a new connection. If the second
-    release finds nothing, the trace of the key decides between a release that the first try carried
-    out and a loss; if it can't, the event says so.
+    A request without a reply is sent twice: the second try uses a new connection. A release is then
+    repeated by the queue, and the lease note stays, so that the worker's parent releases the lease
+    if this process dies. If a repeated release finds nothing, the trace of the key decides between
+    a release that an earlier try carried out and a loss; if it can't, the event says so.
 """
 
 from __future__ import annotations
@@ -53,7 +57,7 @@ from . import native, observers
 from .backoff import backoff
 from .clock import Clock
 from .events import Event, EventName, Events
-from .heartbeat import NOTES_TIMEOUT, Heartbeat, LossHandler, notes_on, timeout_for
+from .heartbeat import MAX_TIMEOUT, NOTES_TIMEOUT, Heartbeat, LossHandler, notes_on, timeout_for
 from .lease import (
     Holder,
     Kind,
@@ -68,7 +72,18 @@ from .lease import (
     trust_of,
 )
 from .process import is_proven_dead
-from .store import Acquire, GrantedArguments, Refused, Relation, Release, ReleaseReply, Store, Trace
+from .store import (
+    Acquire,
+    GrantedArguments,
+    QueuedRelease,
+    Refused,
+    Relation,
+    Release,
+    ReleaseReply,
+    Store,
+    Trace,
+)
+from .store_queue import TOO_MANY, StoreQueue
 
 # Seconds after an acquire within which a release may be asynchronous. A connection that was idle
 # for longer may be broken, and beside a longer body a round trip does not matter.
@@ -124,6 +139,8 @@ class Locker:
         self._down = self._outages.since
         self._lease_notes = lease_notes
         self._trusted = store.capabilities.trusted
+        #: Repeats what the store has not answered.
+        self.queue = StoreQueue(store, clock)
         #: Called before each acquire; raises StoreError while this process must take no lease.
         self.guard: Callable[[], None] | None = None
         # The heartbeat's native thread can't read a reply from a greenlet's connection.
@@ -215,17 +232,21 @@ class Locker:
         return lease
 
     def release(self, lease: Lease, request: Release) -> ReleaseReply | None:
-        """Release ``lease`` by ``request``; None if the store didn't answer. Never raises."""
+        """Release ``lease`` by ``request``. Never raises.
+
+        Returns:
+            None if the store refused, or didn't answer: then the release is repeated.
+        """
         if lease.process != os.getpid():
             return None  # a forked child leaves the block; its parent holds the lease
-        # Renewal ends first: if the release never reaches the store, the ttl must free the key.
+        # Renewal ends first: if the release never reaches the store, the ttl frees the key.
         self.heartbeat.discard(lease)
         # A soft time limit, or SIGTERM, may have interrupted an earlier call of this method.
         interrupted = lease.released_at is not None
         if not interrupted:
             lease.released_at = self.clock.now()
+        timeout, resent = timeout_for(lease.ttl), False
         try:
-            timeout, resent = timeout_for(lease.ttl), False
             try:
                 reply = self.store.release(request, timeout=timeout)
             except StoreUnavailable as exc:
@@ -234,7 +255,7 @@ class Locker:
                 resent = exc.was_sent
                 reply = self.store.release(request, timeout=timeout)
         except StoreError as exc:
-            self._report_failed(lease, str(exc), frees_in=lease.ttl)
+            self._repeat(lease, request, exc, resent or interrupted)
             return None
         # The note is erased last: if this process is killed in between, its parent reports the end.
         try:  # a sink may be interrupted by a soft time limit or SIGTERM
@@ -299,12 +320,57 @@ class Locker:
             return
         with observers.elsewhere():
             if isinstance(outcome, StoreError):
-                self._report_failed(lease, str(outcome), frees_in=lease.ttl)
+                self._repeat(lease, request, outcome, resent)
                 return
             try:
                 self._report_end(lease, request, outcome, resent)
             finally:
                 self._strike(lease.token)
+
+    def _repeat(self, lease: Lease, request: Release, error: StoreError, resent: bool) -> None:
+        """Let the queue repeat a release that got no reply; report one that the store refuses.
+
+        Args:
+            lease: The lease.
+            request: The release.
+            error: The error of the last try.
+            resent: Whether a try before the last one may have been carried out.
+        """
+
+        def give_up(why: object) -> None:
+            left = (lease.released_at or 0.0) + lease.ttl - self.clock.now()
+            self._report_failed(lease, str(why), frees_in=round(max(0.0, left), 3))
+
+        def again(store: Store) -> None:
+            nonlocal resent
+            passed = self.clock.now() - (lease.released_at or 0.0)
+            try:
+                later = _sent_later(request, passed, store)
+                reply = store.release(later, timeout=timeout_for(lease.ttl))
+            except StoreUnavailable as exc:
+                resent |= exc.was_sent
+                raise
+            self._outages.end(lease.key)
+            try:
+                # A lease that has expired since its body ended was not lost.
+                self._report_end(lease, request, reply, resent or passed >= lease.ttl)
+            finally:
+                self._strike(lease.token)
+
+        if not isinstance(error, StoreUnavailable):
+            give_up(error)
+            return
+        resent |= error.was_sent
+        # The key, or the marker that the release writes, could exist for so long.
+        longest = max(lease.ttl, request.marker_ttl if request.marker else 0.0)
+        if not self.queue.put(again, longest, give_up, error=error):
+            give_up(TOO_MANY)
+            return
+        holder = lease.holder
+        task, task_id = holder.task, holder.task_id
+        self._outages.report(
+            error, "released-later", key=lease.key, task=task, task_id=task_id, holder=holder
+        )
 
     def abandon(self, lease: Lease) -> None:
         """Leave ``lease`` to its ttl, because its release was interrupted."""
@@ -312,7 +378,9 @@ class Locker:
         self._report_failed(lease, "the release was interrupted", frees_in=lease.ttl)
 
     def forget(self, request: Acquire) -> None:
-        """Release the lease that ``request`` may have been granted; ignore an unavailable store.
+        """Release the lease that ``request`` may have been granted; never raises a StoreError.
+
+        Without a reply, the release is repeated for as long as the lease could exist.
 
         If the grant set the claim to running, it is queued again: the body has not begun, and the
         caller that was interrupted decides what happens to the claim next.
@@ -325,9 +393,18 @@ class Locker:
         if lease is not None:
             self.release(lease, release)
             return
-        with suppress(StoreError):  # if the lease was granted, its ttl frees the key
-            self.store.release(release, timeout=timeout_for(request.ttl))
-        self._strike(request.token)
+
+        def send(store: Store) -> None:
+            store.release(release, timeout=timeout_for(request.ttl))
+            self._strike(request.token)
+
+        if self.queue.is_crowded:
+            # While the store is away, each new try of a message comes here. The releases of bodies,
+            # of which there are few, must find room in the queue.
+            with suppress(StoreError):
+                send(self.store)
+        else:
+            self.queue.ask(send, request.ttl, lambda why: self._strike(request.token))
 
     def _free(self, dead: Sequence[Record], request: Acquire, timeout: float) -> None:
         """Free the leases of dead processes, which refuse ``request``; they may be gone already.
@@ -419,6 +496,22 @@ class Locker:
             return self.store.trace(lease.key, timeout=timeout)
         except StoreError:
             return Trace(record=None)
+
+
+def _sent_later(request: Release, seconds: float, store: Store) -> Release:
+    """``request``, as it is sent by the queue so many ``seconds`` after the end of the lease.
+
+    What becomes of the key still ends at the same time. The next call in the queue of the key is
+    due for a look, and published by a worker: the broker may let a publisher wait, and other
+    requests wait for this one.
+    """
+    left = max(request.become_ttl - seconds, 0.0)
+    request = replace(request, become=request.become if left else None, become_ttl=left)
+    if isinstance(request, QueuedRelease) and (queue := store.call_queue) is not None:
+        request.publish = lambda hint: queue.defer(
+            hint.key, seconds=0.0, timeout=MAX_TIMEOUT, unpublished=hint
+        )
+    return request
 
 
 def leases_of_the_dead(own: Holder, refused: Refused) -> Sequence[Record]:

@@ -655,7 +655,8 @@ class Store(ABC):
         Args:
             request: See :meth:`release`.
             timeout: Seconds to wait for each reply if the release has to be sent again.
-            on_reply: Called once, on any thread, unless this method returns False.
+            on_reply: Called on any thread, unless this method returns False: once, or with the
+                error of the last try, and again if a later request sends the release with success.
 
         Returns:
             Whether the release was sent. If not, the caller uses :meth:`release`.

@@ -16,7 +16,7 @@ from celery.exceptions import Reject
 from ..celery_compat import acks_failures, dead_letters, is_revoked_here
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Phase
-from ..core.store import UNSETTLED, Acquire, ClaimChange
+from ..core.store import UNSETTLED, Acquire, ClaimChange, Store
 from ..errors import StoreError
 from ..message.claim import CONTINUED, Claim
 from ..policy import Unique
@@ -76,12 +76,25 @@ def after(
     )
 
 
-def change(run: Run, change: ClaimChange) -> None:
-    """Change the claim of a run without a lease."""
-    try:
-        run.runtime.store.settle_claim(run.delivery.token, change, timeout=MAX_TIMEOUT)
-    except StoreError as exc:
-        logger.warning(UNSETTLED, change.key, exc, change.key)
+def change(run: Run, change: ClaimChange, *, ttl: float | None = None) -> None:
+    """Change the claim of a run without a lease.
+
+    Args:
+        run: The run.
+        change: The change.
+        ttl: Seconds for which it is repeated without a reply; None: as long as the claim may exist.
+    """
+    token = run.delivery.token
+
+    def send(store: Store) -> None:
+        store.settle_claim(token, change, timeout=MAX_TIMEOUT)
+
+    def give_up(why: object) -> None:
+        logger.warning(UNSETTLED, change.key, why, change.key)
+
+    if ttl is None:
+        ttl = change.ttl or (run.claim.unique_for if run.claim else run.policy.ttl)
+    run.runtime.locker.queue.ask(send, ttl, give_up)
 
 
 def free_if_queued(run: Run) -> None:
@@ -96,7 +109,8 @@ def free_if_queued(run: Run) -> None:
     except StoreError:
         return
     if record is not None and record.phase is Phase.QUEUED:
-        change(run, run.claim.freed())
+        # Once: later, a later attempt may have queued the claim again.
+        change(run, run.claim.freed(), ttl=0.0)
 
 
 def _message_that_ends(run: Run, claim: Claim) -> str:

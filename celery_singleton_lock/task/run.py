@@ -41,9 +41,10 @@ State model::
 
 Failure handling
     No reply to the acquire: ``on_store_error``. No reply from the broker to a put-back: the message
-    is retained until the broker or the store answers. No reply to the release: the ttl frees the
-    key. An exception in settle (a soft time limit in ``after_return``): the heartbeat discards the
-    lease, and ``task_postrun`` settles again.
+    is retained until the broker or the store answers. No reply to the release, or to the marker of
+    an attempt that is done: it is repeated while this process lives; then the ttl frees the key. An
+    exception in settle (a soft time limit in ``after_return``): the heartbeat discards the lease,
+    and ``task_postrun`` settles again.
 """
 
 from __future__ import annotations
@@ -267,7 +268,7 @@ class TaskRun:
                     # The early release has left them to a redelivery of the message, or to a retry.
                     is_retry = isinstance(retval, Retry)
                     deleted = None if is_retry else claims.arguments_deleted(self)
-                    self._mark(MarkerState.DONE, self.delivery.sequence, 0.0, deleted)
+                    self._mark_done(deleted)
                 for feature in self._features:
                     feature.settled(self._ending(state, retval))
         except StoreError as exc:
@@ -862,11 +863,28 @@ class TaskRun:
         Raises:
             StoreError: The store did not answer.
         """
-        token, ttl = self.delivery.token, self.runtime.settings.marker_ttl + delay
-        request = Mark(
-            key=self.key, token=token, state=state, ttl=ttl, sequence=sequence, claim=claim
-        )
+        request = self._mark_request(state, sequence, delay, claim)
         self.runtime.store.mark(request, timeout=MAX_TIMEOUT)
+
+    def _mark_request(
+        self, state: MarkerState, sequence: int, delay: float, claim: ClaimChange | None
+    ) -> Mark:
+        token, ttl = self.delivery.token, self.runtime.settings.marker_ttl + delay
+        return Mark(key=self.key, token=token, state=state, ttl=ttl, sequence=sequence, claim=claim)
+
+    def _mark_done(self, claim: ClaimChange | None) -> None:
+        """Mark this attempt as done; repeated until the store answers."""
+        runtime, key, task, task_id = self.runtime, self.key, self.task.name, str(self.request.id)
+        mark = self._mark_request(MarkerState.DONE, self.delivery.sequence, 0.0, claim)
+
+        def report(why: object, action: str = "not-marked-as-done") -> None:
+            runtime.outages.report(why, action, key=key, task=task, task_id=task_id, repeats=True)
+
+        error = runtime.locker.queue.ask(
+            lambda store: store.mark(mark, timeout=MAX_TIMEOUT), mark.ttl, report
+        )
+        if error is not None:
+            report(error, "marked-later")
 
     def _retry_in(self, retry: Retry) -> float | None:
         """Seconds until the next attempt; None: it needs no reservation of the key.

@@ -36,12 +36,12 @@ from ..stores import is_sentinel_url
 from ..stores.eviction import REMEDY
 from ..stores.faults import fault_of
 from .event_sender import EventSender
+from .fork_locks import FORK_LOCKS
 from .other_prefix import PAGE, leases_elsewhere, text_of
 from .parent_heartbeat import ParentHeartbeat
 from .queue_look import QueueLook
 from .queue_place import watch_undecodable
 from .shared_memory import SharedMemory
-from .store_queue import StoreQueue
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -86,10 +86,9 @@ class SingletonStep(bootsteps.StartStopStep):
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         self._app = app = worker.app
-        signals.worker_process_shutdown.connect(self._report_last_releases)
-        signals.worker_shutdown.connect(self._report_last_releases)
+        signals.worker_process_shutdown.connect(self._settle_last_releases)
+        signals.worker_shutdown.connect(self._settle_last_releases)
         Runtime.worker_name = worker.hostname
-        StoreQueue.running = None
         Runtime.may_evict = False
         self._events = EventSender(app, EventPipe.open(), worker.hostname)
         EventPipe.turn(on=bool(worker.task_events))
@@ -108,7 +107,7 @@ class SingletonStep(bootsteps.StartStopStep):
         is_over = worker.blueprint.shutdown_complete.is_set
         in_memory = runtime.store.capabilities.name == "memory"
         open_store = (lambda: runtime.store) if in_memory else runtime.open_store
-        StoreQueue.running = StoreQueue(open_store, runtime.clock, is_over)
+        runtime.locker.queue.guard = FORK_LOCKS["retry"]
         if not runtime.store.capabilities.usable_before_fork:
             # A store of its own, because this process may fork again, to replace a child.
             with _reporting_faults(runtime), closing(runtime.open_store()) as store:
@@ -122,16 +121,19 @@ class SingletonStep(bootsteps.StartStopStep):
 
     def stop(self, worker: Any) -> None:
         """Called by Celery when no more messages are received, before the pool ends."""
-        if StoreQueue.running is not None:
-            StoreQueue.running.flush()
+        Runtime.of(self._app).flush()
 
-    def _report_last_releases(self, **_: Any) -> None:
-        """Read the replies that the events of asynchronous releases follow, before a process ends.
+    def _settle_last_releases(self, **_: Any) -> None:
+        """Wait a moment for the store's replies to releases, before a process ends.
 
-        Called in each pool child, and in the worker's parent.
+        Called in each pool child, and in the worker's parent. The replies to asynchronous releases
+        are read if events follow them.
         """
+        runtime = Runtime.of(self._app)
         if EventPipe.switch[0]:
-            Runtime.of(self._app).drain(_LAST_REPLIES)
+            runtime.drain(_LAST_REPLIES)
+        runtime.end()
+        if EventPipe.switch[0]:
             observers.flush()
 
     def _look_at_events(self, worker: Any) -> None:

@@ -52,8 +52,8 @@ from ..message.header import call_of, header_of, options_of
 from ..policy import Unique
 from ..runtime import Runtime
 from . import queue_place
+from .ask import TIMEOUT, ask, ask_later
 from .shared_memory import DeadLease, SharedMemory
-from .store_queue import TIMEOUT, ask, ask_later
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -118,7 +118,7 @@ def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -
         end = _End(
             request, runtime, memory, lease, token, f"pool process {request.worker_pid} {fate}"
         )
-        ask(runtime.store, end.what, note.ttl, partial(_release, call=call, end=end), end.fail)
+        ask(runtime, end.what, note.ttl, partial(_release, call=call, end=end), end.fail)
         if token.task_id == str(request.id):
             queue_place.settle(request, note.keys[0], token, comes_back)
     if become is None:
@@ -130,13 +130,13 @@ def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -
 def settle_claim(request: Any, comes_back: bool) -> None:
     """Change the claim of a message that no body runs."""
     if settling := _settling(request, comes_back):
-        ask(Runtime.of(request.app).store, *settling)
+        ask(Runtime.of(request.app), *settling)
 
 
 def discard_claim(request: Any) -> None:
     """Free the claim of a message that is not run; the main thread does not wait for it."""
     if settling := _settling(request, comes_back=False):
-        ask_later(Runtime.of(request.app).store, *settling)
+        ask_later(Runtime.of(request.app), *settling)
 
 
 def _settling(
@@ -204,7 +204,7 @@ def is_alive(pid: int) -> bool:
 class _End:
     """The end of the lease of a dead child, and its event: the child can emit none.
 
-    The event is emitted once: with the reply, or when the store does not answer at first.
+    The event is emitted once: with the reply, or when the release is given up.
     """
 
     request: Any

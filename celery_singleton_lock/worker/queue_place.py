@@ -22,7 +22,7 @@ from ..message.header import header_of
 from ..policy import ConflictAction
 from ..publish.queue import claim_in, delivery_of, emit
 from ..runtime import Runtime
-from .store_queue import TIMEOUT, ask, ask_later
+from .ask import TIMEOUT, ask, ask_later
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -46,7 +46,7 @@ def settle(request: Any, key: str, token: Token, comes_back: bool) -> None:
         # Also if it had ended: the child may have died before it published the next call.
         sequence = delivery_of(request.request_dict).sequence
         end = _end(runtime, key, token, sequence, comes_back=comes_back, always=True)
-        ask(runtime.store, what, *end)
+        ask(runtime, what, *end)
 
 
 def discard(app: Any, headers: Mapping[str, Any], reason: str) -> None:
@@ -71,7 +71,7 @@ def discard(app: Any, headers: Mapping[str, Any], reason: str) -> None:
             emit(runtime, EventName.REMOVED, key, task_id, task, reason=reason)
 
         end = _end(runtime, key, delivery.token, delivery.sequence, report=report)
-        ask_later(runtime.store, what, *end)
+        ask_later(runtime, what, *end)
 
 
 def _end(
@@ -161,4 +161,4 @@ def _free_claim(app: Any, headers: Mapping[str, Any]) -> None:
         def settle(store: Store) -> None:
             store.settle_claim(token, change, timeout=TIMEOUT)
 
-        ask_later(runtime.store, what, claim.unique_for, settle)
+        ask_later(runtime, what, claim.unique_for, settle)

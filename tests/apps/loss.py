@@ -26,6 +26,7 @@ from celery_singleton_lock import (
     OnConflict,
     SingletonTask,
     current_lease,
+    hold,
     singleton_task,
 )
 from celery_singleton_lock.task.base import _settle_rest
@@ -207,6 +208,16 @@ def bounded(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> 
 def hung(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> Any:
     """As `bounded`, but nothing can end it."""
     return work(self, key, way, seconds)
+
+
+@singleton_task(**SHARED)
+def holding(self: Task, key: str) -> None:
+    """Leaves a block of ``hold()`` when it is notified, and goes on."""
+    with Journal.from_env().run(key, task_id=self.request.id):
+        with hold(key, scope="held", ttl=TTL, app=app):
+            until_notified(60.0)
+        Journal.from_env().note("left")
+        sleep(60.0)
 
 
 # Exits.

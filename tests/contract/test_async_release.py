@@ -643,10 +643,15 @@ def test_a_release_that_cannot_be_resent_is_reported_once_and_left_to_the_parent
         except StoreUnavailable:
             pass  # the next task can't reach the store either
         renewal_is_due(bench)
-        failures = [e for e in bench.events if e.name is EventName.RELEASE_FAILED]
-        assert [(e.key, e.data["frees_in"]) for e in failures] == [(lease.key, TTL)]
+        assert EventName.RELEASE_FAILED not in bench.names()
         assert bench.is_pending(lease)
         assert bench.heartbeat.sweep() is None
+        bench.clock.advance(TTL)
+        bench.locker.queue.catch_up()
+        failures = [e for e in bench.events if e.name is EventName.RELEASE_FAILED]
+        assert [(e.key, e.data["frees_in"]) for e in failures] == [(lease.key, 0.0)]
+        bench.locker.queue.catch_up()
+        assert bench.names().count(EventName.RELEASE_FAILED) == 1
 
 
 # --- the server refuses --------------------------------------------------------------------------
@@ -695,7 +700,7 @@ def replica(bench: Bench) -> Iterator[Callable[[bool], None]]:
     make(False)
 
 
-def test_a_release_that_a_replica_refused_is_reported_as_failed(
+def test_a_release_that_a_replica_refused_is_repeated_until_there_is_a_master(
     bench: Bench, replica: Callable[[bool], None]
 ) -> None:
     lease = bench.begin(new_key())
@@ -704,8 +709,33 @@ def test_a_release_that_a_replica_refused_is_reported_as_failed(
     with pytest.raises(StoreUnavailable, match="replica"):
         asks_for_another(bench)
     bench.next_renewal()
-    assert bench.names().count(EventName.RELEASE_FAILED) == 1
     assert bench.is_pending(lease)
+    replica(False)
+    bench.clock.advance(1.0)
+    bench.locker.queue.catch_up()
+    assert bench.is_free(lease.key)
+    assert not bench.is_pending(lease)
+    assert EventName.RELEASE_FAILED not in bench.names()
+
+
+def test_an_acquire_that_repeats_a_release_without_a_reply_reports_its_end_once(
+    bench: Bench, replica: Callable[[bool], None]
+) -> None:
+    """The queue, which repeats it after that, does not find the lease."""
+    lease = bench.begin(new_key())
+    replica(True)
+    bench.release_async(lease)
+    with pytest.raises(StoreUnavailable, match="replica"):
+        asks_for_another(bench)
+    bench.next_renewal()
+    replica(False)
+    bench.begin(lease.key)
+    assert not bench.is_pending(lease)
+    bench.clock.advance(1.0)
+    bench.locker.queue.catch_up()
+    assert bench.locker.queue.is_empty
+    assert losses(bench) == []
+    assert EventName.RELEASE_FAILED not in bench.names()
 
 
 def test_a_release_that_a_replica_refused_is_resent_to_the_new_master(

@@ -29,6 +29,7 @@ from celery_singleton_lock import (
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.lease import Holder
 from celery_singleton_lock.instrumentation import log_event
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task.conflict import Outcome
 from celery_singleton_lock.testing import SingletonStore, hold_lock, lose_lease
 from example_project.private_server import PrivateServer
@@ -169,17 +170,22 @@ def test_a_loss_that_the_body_s_own_check_sees_first_is_reported_and_is_its_erro
     assert vars(line)["singleton_task_id"] == result.id
 
 
-def test_a_release_that_fails_is_a_warning_and_no_error(
+def test_a_release_without_a_reply_is_a_warning_and_no_error(
     private_redis: PrivateServer, log: Log
 ) -> None:
     app = Celery(set_as_current=False, broker="memory://")
     app.conf.singleton_lock_url = private_redis.url()
     with hold("ann", scope="work", ttl=3, app=app):
         private_redis.kill()
-    [line] = [r for r in log() if vars(r).get("singleton_event") == EventName.RELEASE_FAILED]
+    [line] = [r for r in log() if vars(r).get("singleton_event") == EventName.STORE_UNREACHABLE]
     assert line.levelno == logging.WARNING
     assert "the store doesn't answer" in vars(line)["singleton_data"]["error"]
-    assert vars(line)["singleton_data"]["frees_in"] == 3
+    assert vars(line)["singleton_data"]["action"] == "released-later"
+    # As at the end of the process.
+    Runtime.of(app).end()
+    [line] = [r for r in log() if vars(r).get("singleton_event") == EventName.RELEASE_FAILED]
+    assert line.levelno == logging.WARNING
+    assert 0 < vars(line)["singleton_data"]["frees_in"] < 3
 
 
 def test_arguments_of_a_task_are_in_no_line(work: Any, log: Log) -> None:

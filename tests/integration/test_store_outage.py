@@ -6,14 +6,17 @@ The store is a server of its own here, or the broker and result backend too, as 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 import pytest
 import redis
 
 from celery_singleton_lock.core.events import EventName
+from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer
+from tests.harness.busy import busy
 from tests.harness.deliveries import wait_until
 from tests.harness.journal import Journal, events
 from tests.harness.keys import Keys
@@ -32,6 +35,8 @@ SLACK = 0.9
 # Of leases that a renewal has to find lost, at the latest after a third of it. Twenty bodies are
 # interrupted by then on a busy machine too.
 LONG = 12.0
+# Seconds. The queue of a process repeats its requests every second.
+UNTIL_REPEATED = 6.0
 
 
 @pytest.fixture
@@ -139,17 +144,113 @@ def test_a_result_stands_though_the_store_is_down_at_the_release(
     following = loss.early.si("following", "sleep", 0) if link else None
     result = loss.cut.apply_async(("k",), {"cut_after": private_redis.pid}, link=following)
     assert not result.get(timeout=30)["lost"]
-    process.wait_for_event(EventName.RELEASE_FAILED)
+    process.wait_for_event(EventName.STORE_UNREACHABLE, action="released-later")
     assert result.state == "SUCCESS"
     private_redis.kill()  # it is dead; this reaps it
     private_redis.start()
-    # The key is still there, and its ttl frees it.
-    keys, key = Keys(loss.app), loss.cut.lock_key("k")
-    assert keys.record(key).ttl <= ttl
-    keys.wait_until_free(key, timeout=ttl + SLACK)
+    Keys(loss.app).wait_until_free(loss.cut.lock_key("k"), timeout=UNTIL_REPEATED)
     assert len(journal.runs("k")) == 1
     if link:
         journal.wait_for_ends(key="following")
+    assert not process.events(EventName.RELEASE_FAILED)
+
+
+@contextmanager
+def away(server: PrivateServer, outage: str) -> Iterator[None]:
+    """The store does not answer, or answers BUSY."""
+    if outage == "busy":
+        with busy(server.port):
+            yield
+        return
+    server.pause()
+    try:
+        yield
+    finally:
+        server.resume()
+
+
+@pytest.mark.parametrize(
+    ("outage", "pool"),
+    [
+        ("stopped", "prefork"),
+        pytest.param("busy", "prefork", marks=pytest.mark.slow),
+        pytest.param("stopped", "threads", marks=pytest.mark.slow),
+        pytest.param("stopped", "solo", marks=pytest.mark.slow),
+        pytest.param("stopped", "gevent", marks=pytest.mark.slow),
+    ],
+)
+def test_a_body_that_ends_during_an_outage_frees_its_key_when_the_store_is_back(
+    private_redis: PrivateServer,
+    redis_client: redis.Redis,
+    worker: StartWorker,
+    load_app: LoadApp,
+    environment: dict[str, str],
+    journal: Journal,
+    outage: str,
+    pool: str,
+) -> None:
+    """Its marker is written then, so a redelivered message does not run again."""
+    environment["TTL"] = "60"
+    loss = load_app(LOSS)
+    result = loss.late.delay("k", "until_notified", 60)
+    [message] = redis_client.lrange("celery", 0, -1)
+    process = worker(LOSS, pool=pool)
+    journal.wait_for_starts(key="k")
+    with away(private_redis, outage):
+        journal.note("go on")
+        assert not result.get(timeout=30)["lost"]
+        process.wait_for_event(EventName.STORE_UNREACHABLE, action="released-later")
+    Keys(loss.app).wait_until_free(loss.late.lock_key("k"), timeout=UNTIL_REPEATED)
+    assert not process.events(EventName.RELEASE_FAILED)
+    redis_client.lpush("celery", message)
+    process.wait_for_event(EventName.DROPPED, task_id=result.id, reason="done")
+    assert len(journal.runs("k")) == 1
+
+
+def test_a_release_is_reported_as_failed_when_the_process_ends_before_the_store_answers(
+    private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
+) -> None:
+    loss = load_app(LOSS)
+    process = worker(LOSS, env={"TTL": "60"})
+    result = loss.late.delay("k", "until_notified", 60)
+    journal.wait_for_starts(key="k")
+    private_redis.pause()
+    journal.note("go on")
+    result.get(timeout=30)
+    process.wait_for_event(EventName.STORE_UNREACHABLE, action="released-later")
+    assert not process.events(EventName.RELEASE_FAILED)
+    process.terminate()
+    process.wait()
+    [failure] = process.events(EventName.RELEASE_FAILED)
+    assert 0 < float(failure.fields["frees_in"]) < 60
+    private_redis.resume()
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["lives", "killed"])
+def test_a_block_that_ends_during_an_outage_frees_its_key_when_the_store_is_back(
+    private_redis: PrivateServer,
+    worker: StartWorker,
+    load_app: LoadApp,
+    journal: Journal,
+    killed: bool,
+) -> None:
+    """If its process is killed before, the worker's parent does, by the note of the lease."""
+    loss = load_app(LOSS)
+    process = worker(LOSS, env={"TTL": "60"})
+    loss.holding.delay("k")
+    [start] = journal.wait_for_starts(key="k")
+    keys, key = Keys(loss.app), Runtime.of(loss.app).keyspace.lock("held", "k")
+    wait_until(lambda: keys.find(key), "the block is entered")
+    private_redis.pause()
+    journal.note("go on")
+    wait_until(lambda: said(journal, "left"), "the block is left")
+    if killed:
+        kill_process(start.pid)
+        process.wait_for_log("freed when the store answers again")
+    private_redis.resume()
+    keys.wait_until_free(key, timeout=UNTIL_REPEATED)
+    if not killed:
+        assert keys.find(loss.holding.lock_key("k")) is not None, "its task goes on"
 
 
 # Back without its data, while bodies run.

@@ -27,6 +27,7 @@ from celery_singleton_lock.core.process import identity_of_this_process
 from celery_singleton_lock.core.store import (
     Acquire,
     Granted,
+    MarkerState,
     Refused,
     Relation,
     Release,
@@ -222,7 +223,39 @@ def test_a_failing_release_of_an_unknown_acquire_keeps_the_first_error(bench: Be
     bench.store.cues["release"] = [(False, StoreUnavailable("second"))]
     with pytest.raises(StoreUnavailable, match="first"):
         bench.locker.acquire(request())
-    assert not bench.notes.held
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_an_acquire_never_answered_is_released_until_the_store_answers(
+    bench: Bench, carried_out: bool
+) -> None:
+    bench.store.cues["acquire"] = [(carried_out, StoreUnavailable("lost"))] * 2
+    bench.store.cues["release"] = [(False, StoreUnavailable("lost"))]
+    with pytest.raises(StoreUnavailable):
+        bench.locker.acquire(request())
+    assert bench.notes.held, "the parent may release it, should this process die"
+    bench.clock.advance(1.0)
+    bench.locker.queue.catch_up()
+    assert bench.nothing_is_held()
+    assert bench.events == []
+
+
+def test_the_releases_of_bodies_find_room_beside_those_of_acquires_never_answered(
+    bench: Bench,
+) -> None:
+    for _ in range(1000):
+        bench.store.cues["acquire"] = [(False, StoreUnavailable("lost"))] * 2
+        bench.store.cues["release"] = [(False, StoreUnavailable("lost"))]
+        with pytest.raises(StoreUnavailable):
+            bench.locker.acquire(request())
+    lease = bench.locker.acquire(request())
+    assert isinstance(lease, Lease)
+    bench.store.cues["release"] = [(False, StoreUnavailable("away"))] * 2
+    bench.locker.release(lease, give(lease))
+    bench.clock.advance(1.0)
+    bench.locker.queue.catch_up()
+    assert bench.store.inspect(KEY) is None
+    assert bench.events[-1].name is EventName.RELEASED
 
 
 @pytest.mark.parametrize("error", [SystemExit(), KeyboardInterrupt(), RuntimeError("soft limit")])
@@ -380,15 +413,58 @@ def test_the_trace_of_a_lease_distinguishes_a_loss_from_a_release_that_was_sent_
     assert was_lost(lease, released, trace, elapsed=1.0) is lost
 
 
-def test_a_release_without_an_answer_is_reported_and_never_raises(bench: Bench) -> None:
+def away(tries: int, *, was_sent: bool = True) -> list[tuple[bool, Any]]:
+    """The cues of a store that carries out none of so many requests."""
+    error = StoreUnavailable("away")
+    error.was_sent = was_sent
+    return [(False, error)] * tries
+
+
+def test_a_release_without_an_answer_is_repeated_until_the_store_answers(bench: Bench) -> None:
     lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
-    bench.store.cues["release"] = [(False, StoreUnavailable("away"))] * 2
+    bench.store.cues["release"] = away(4)
     assert bench.locker.release(lease, give(lease)) is None
-    assert bench.events[-1].name is EventName.RELEASE_FAILED
-    assert bench.events[-1].data == {"error": "away", "frees_in": 6}
     assert len(bench.heartbeat) == 0, "a key that can't be released is renewed no more"
-    assert bench.notes.held, "the parent may release it, should this process die"
+    for _ in range(2):
+        bench.clock.advance(1.0)
+        bench.locker.queue.catch_up()
+        assert bench.notes.held, "the parent may release it, should this process die"
+    bench.clock.advance(1.0)
+    bench.locker.queue.catch_up()
+    assert bench.nothing_is_held()
+    assert [(event.name, event.data.get("action")) for event in bench.events[1:]] == [
+        (EventName.STORE_UNREACHABLE, "released-later"),
+        (EventName.STORE_BACK, None),
+        (EventName.RELEASED, None),
+    ]
+    assert bench.events[-1].data == {"held": 0.0}
+
+
+def test_a_release_fails_when_it_is_given_up_and_not_before(bench: Bench) -> None:
+    lease = bench.locker.acquire(request())
+    assert isinstance(lease, Lease)
+    bench.store.cues["release"] = away(100)
+    bench.locker.release(lease, give(lease))
+    for _ in range(5):
+        bench.clock.advance(1.0)
+        bench.locker.queue.catch_up()
+        assert EventName.RELEASE_FAILED not in [event.name for event in bench.events]
+    bench.clock.advance(1.0)
+    bench.locker.queue.catch_up()
+    assert bench.events[-1].name is EventName.RELEASE_FAILED
+    assert bench.events[-1].data == {"error": "away", "frees_in": 0.0}
+    assert bench.locker.queue.is_empty
+
+
+def test_a_release_that_is_left_when_the_process_ends_fails(bench: Bench) -> None:
+    lease = bench.locker.acquire(request())
+    assert isinstance(lease, Lease)
+    bench.store.cues["release"] = away(2)
+    bench.locker.release(lease, give(lease))
+    bench.locker.queue.end()  # waits for a second
+    assert bench.events[-1].name is EventName.RELEASE_FAILED
+    assert bench.events[-1].data["frees_in"] == pytest.approx(5, abs=0.1)
 
 
 def test_a_release_that_the_store_refuses_is_reported_and_never_raises(bench: Bench) -> None:
@@ -397,6 +473,59 @@ def test_a_release_that_the_store_refuses_is_reported_and_never_raises(bench: Be
     bench.store.cues["release"] = [(False, StoreError("read-only"))]
     assert bench.locker.release(lease, give(lease)) is None
     assert bench.names() == ["acquire", "release"]
+    assert bench.events[-1].name is EventName.RELEASE_FAILED
+    assert bench.events[-1].data == {"error": "read-only", "frees_in": 6}
+    assert bench.locker.queue.is_empty
+
+
+def test_the_marker_of_a_release_is_written_after_an_outage_longer_than_the_lease(
+    bench: Bench,
+) -> None:
+    asked = request()
+    lease = bench.locker.acquire(asked)
+    assert isinstance(lease, Lease)
+    bench.store.cues["release"] = away(2, was_sent=False)
+    done = replace(give(lease), marker=MarkerState.DONE, marker_ttl=3600.0)
+    bench.locker.release(lease, done)
+    bench.clock.advance(60.0)
+    bench.locker.queue.catch_up()
+    twin = replace(asked, token=replace(asked.token, nonce="redelivered"))
+    reply = bench.locker.acquire(twin)
+    assert isinstance(reply, Refused)
+    assert reply.relation is Relation.DONE
+    # Its lease has expired, after its body had ended: that is no loss.
+    assert EventName.LEASE_LOST not in [event.name for event in bench.events]
+    assert bench.events[-1].name is EventName.RELEASE_FAILED
+
+
+def test_a_repeated_release_leaves_the_lease_of_the_next_holder(bench: Bench) -> None:
+    lease = bench.locker.acquire(request())
+    assert isinstance(lease, Lease)
+    bench.store.cues["release"] = away(2)
+    bench.locker.release(lease, give(lease))
+    bench.store.free(KEY, None)
+    other = bench.locker.acquire(request())
+    assert isinstance(other, Lease)
+    bench.clock.advance(1.0)
+    bench.locker.queue.catch_up()
+    assert bench.locker.queue.is_empty
+    record = bench.store.inspect(KEY)
+    assert record is not None
+    assert record.token == str(other.token)
+
+
+@pytest.mark.parametrize(("min_hold", "left"), [(10.0, 6.0), (3.0, 0.0)])
+def test_a_key_cools_down_no_longer_because_its_release_was_repeated(
+    bench: Bench, min_hold: float, left: float
+) -> None:
+    lease = bench.locker.acquire(request())
+    assert isinstance(lease, Lease)
+    bench.store.cues["release"] = away(2)
+    bench.locker.release(lease, Release.of(lease, min_hold=min_hold))
+    bench.clock.advance(4.0)
+    bench.locker.queue.catch_up()
+    record = bench.store.inspect(KEY)
+    assert (record.ttl if record else 0.0) == pytest.approx(left)
 
 
 def test_a_lease_that_another_has_is_not_released(bench: Bench) -> None:

@@ -33,7 +33,6 @@ from celery_singleton_lock.testing.contract import new_token
 from celery_singleton_lock.worker.event_sender import EventSender
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
 from celery_singleton_lock.worker.queue_look import QueueLook
-from celery_singleton_lock.worker.store_queue import StoreQueue
 from tests.harness.deliveries import wait_until
 
 IsOver = Callable[[], bool]
@@ -83,8 +82,7 @@ def parent_heartbeat(app: Celery, is_over: IsOver) -> None:
 
 
 def store_queue(app: Celery, is_over: IsOver) -> None:
-    runtime = Runtime.of(app)
-    StoreQueue(lambda: runtime.store, runtime.clock, is_over).put(fail, 60.0)
+    Runtime.of(app).locker.queue.put(fail, 60.0, print)
 
 
 def queue_look(app: Celery, is_over: IsOver) -> None:

@@ -1,19 +1,22 @@
-"""The requests that a worker's main thread does not wait for."""
+"""The requests that no caller waits for, and those of a worker's main thread."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.store_queue import StoreQueue
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.testing import ManualClock
-from celery_singleton_lock.worker.store_queue import StoreQueue, ask_later
-from celery_singleton_lock.worker.store_queue import ask as ask_store
+from celery_singleton_lock.worker.ask import ask as ask_store
+from celery_singleton_lock.worker.ask import ask_later
+from celery_singleton_lock.worker.fork_locks import FORK_LOCKS
 from tests.harness.deliveries import wait_until
 from tests.unit.flaky_store import FlakyStore
 from tests.unit.stall import Stall, assert_a_fork_waits_for
@@ -28,11 +31,17 @@ class Bench:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.store = FlakyStore(self.clock)
-        self.queue = StoreQueue(lambda: self.store, self.clock)
+        self.queue = StoreQueue(self.store, self.clock)
         self.asked: list[Any] = []
+        self.given_up: list[Any] = []
+        #: What `ask` knows of a runtime.
+        self.runtime: Any = SimpleNamespace(locker=SimpleNamespace(queue=self.queue))
 
     def put(self, name: Any, ttl: float = 60.0) -> bool:
-        return self.queue.put(lambda store: self.asked.append(name), ttl)
+        return self.queue.put(lambda store: self.asked.append(name), ttl, self.given_up.append)
+
+    def put_away(self, ttl: float = 60.0) -> bool:
+        return self.queue.put(away, ttl, self.given_up.append)
 
 
 @pytest.fixture
@@ -44,11 +53,10 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 @pytest.fixture
 def running() -> Iterator[StoreQueue]:
     """A queue whose thread runs when it is needed."""
-    over, clock = threading.Event(), SystemClock()
-    store = FlakyStore(clock)
-    queue = StoreQueue(lambda: store, clock, over.is_set)
+    clock = SystemClock()
+    queue = StoreQueue(FlakyStore(clock), clock)
     yield queue
-    over.set()
+    queue.close()
     wait_until(lambda: not queue._start.locked(), "the thread ends with the worker")
 
 
@@ -70,14 +78,15 @@ def test_what_an_unresponsive_store_has_not_acknowledged_is_requested_again_unti
         return to_ask
 
     bench.store.away = True
-    bench.queue.put(ask("short"), 5.0)
-    bench.queue.put(ask("long"), 60.0)
+    bench.queue.put(ask("short"), 5.0, bench.given_up.append)
+    bench.queue.put(ask("long"), 60.0, bench.given_up.append)
     bench.queue.catch_up()
     bench.queue.catch_up()
     assert asked == ["short"], "one silence is enough, and not asked again at once"
     bench.clock.advance(6.0)
     bench.queue.catch_up()
     assert asked == ["short", "long"], "the store has freed the first one by itself"
+    assert [str(why) for why in bench.given_up] == ["connection refused"]
     assert bench.queue.is_silent
     bench.store.away = False
     bench.clock.advance(1.0)
@@ -85,12 +94,12 @@ def test_what_an_unresponsive_store_has_not_acknowledged_is_requested_again_unti
     assert asked == ["short", "long", "long"]
     assert bench.queue.is_empty
     assert not bench.queue.is_silent
+    assert len(bench.given_up) == 1
 
 
 def test_the_main_thread_waits_for_an_unresponsive_store_once(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench,
 ) -> None:
-    monkeypatch.setattr(StoreQueue, "running", bench.queue)
     asked: list[int] = []
 
     def ask(number: int) -> Callable[[Any], None]:
@@ -101,17 +110,14 @@ def test_the_main_thread_waits_for_an_unresponsive_store_once(
         return to_ask
 
     for number in range(3):
-        ask_store(bench.store, f"pid {number} died", 60.0, ask(number))
+        ask_store(bench.runtime, f"pid {number} died", 60.0, ask(number))
     assert asked == [0]
 
 
-def test_the_main_thread_sends_no_request_that_nothing_waits_for(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_main_thread_sends_no_request_that_nothing_waits_for(bench: Bench) -> None:
     """Not even the first one to a store that does not answer."""
-    monkeypatch.setattr(StoreQueue, "running", bench.queue)
     asked: list[str] = []
-    ask_later(bench.store, "a message was discarded", 60.0, lambda store: asked.append("a"))
+    ask_later(bench.runtime, "a message was discarded", 60.0, lambda store: asked.append("a"))
     assert not asked
     bench.queue.catch_up()
     assert asked == ["a"]
@@ -120,7 +126,7 @@ def test_the_main_thread_sends_no_request_that_nothing_waits_for(
 def test_the_thread_ends_with_the_last_request_and_another_one_begins(running: StoreQueue) -> None:
     asked: list[str] = []
     for name in ("a", "b"):
-        running.put(lambda store, name=name: asked.append(name), 60.0)
+        running.put(lambda store, name=name: asked.append(name), 60.0, print)
         wait_until(lambda: running.is_empty, "the store has answered")
         wait_until(
             lambda: all("store-queue" not in one.name for one in threading.enumerate()),
@@ -139,15 +145,15 @@ def test_a_request_waits_for_a_thread_until_one_can_be_started(
 
     with monkeypatch.context() as patch:
         patch.setattr(native, "start_new_thread", refuse)
-        assert running.put(lambda store: asked.append("a"), 60.0)
-    running.put(lambda store: asked.append("b"), 60.0)
+        assert running.put(lambda store: asked.append("a"), 60.0, print)
+    running.put(lambda store: asked.append("b"), 60.0, print)
     wait_until(lambda: running.is_empty, "the store has answered")
     assert asked == ["a", "b"]
 
 
 def test_the_end_of_the_worker_waits_for_what_is_being_sent(running: StoreQueue) -> None:
     stall = Stall()
-    running.put(lambda store: stall(), 60.0)
+    running.put(lambda store: stall(), 60.0, print)
     assert stall.entered.wait(30)
     threading.Timer(0.1, stall.leave.set).start()
     running.flush()
@@ -158,8 +164,9 @@ def test_a_child_is_forked_when_no_request_is_in_the_stores_client(
     running: StoreQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("celery_singleton_lock.worker.fork_locks._FORK_PATIENCE", 30.0)
+    running.guard = FORK_LOCKS["retry"]  # as the worker does
     stall = Stall()
-    running.put(lambda store: stall(), 60.0)
+    running.put(lambda store: stall(), 60.0, print)
     assert_a_fork_waits_for(stall)
 
 
@@ -167,7 +174,7 @@ def test_a_request_to_a_live_part_of_the_store_is_sent_behind_those_to_an_unresp
     bench: Bench,
 ) -> None:
     for _ in range(10):
-        bench.queue.put(away, 3600.0)
+        bench.put_away(3600.0)
     bench.put("left with them")
     for _ in range(11):
         bench.queue.catch_up()
@@ -185,7 +192,7 @@ def test_a_request_that_fails_by_a_defect_does_not_keep_the_others_from_being_se
     def fail(store: Any) -> None:
         raise ValueError("a defect")
 
-    bench.queue.put(fail, 60.0)
+    bench.queue.put(fail, 60.0, bench.given_up.append)
     bench.put("next")
     bench.queue.catch_up()
     assert bench.asked == ["next"]
@@ -194,31 +201,68 @@ def test_a_request_that_fails_by_a_defect_does_not_keep_the_others_from_being_se
 
 def test_what_is_put_while_another_request_is_sent_is_sent_too(bench: Bench) -> None:
     def ask_while_others_come(store: Any) -> None:
-        for number in range(1000):
+        for number in range(999):
             bench.put(number)
 
-    bench.queue.put(ask_while_others_come, 60.0)
+    bench.queue.put(ask_while_others_come, 60.0, bench.given_up.append)
     bench.queue.catch_up()
-    assert bench.asked == list(range(1000))
+    assert bench.asked == list(range(999))
 
 
 def test_a_request_that_comes_on_top_of_a_thousand_is_reported_and_replaces_none(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(StoreQueue, "running", bench.queue)
-    bench.queue.put(away, 60.0)
+    bench.put_away()
     bench.queue.catch_up()
     for number in range(1000):
         ask_store(
-            bench.store,
+            bench.runtime,
             f"pid {number} died",
             60.0,
             lambda store, number=number: bench.asked.append(number),
         )
     assert [record.getMessage() for record in caplog.records] == [
         "singleton: pid 999 died; it could not be freed (too many others wait for the store), and "
-        "expires in 60 s. To free it at once: celery -A ... singleton release"
+        "its ttl of 60 s frees it. To free it at once: celery -A ... singleton release"
     ]
     bench.clock.advance(1.0)
     bench.queue.catch_up()
     assert bench.asked == list(range(999))
+
+
+def test_the_next_dead_child_does_not_wait_for_a_store_whose_queue_is_full(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(1000):
+        bench.put(number)
+    tries: list[int] = []
+
+    def ask(store: Any) -> None:
+        tries.append(1)
+        away(store)
+
+    given_up: list[object] = []
+    for number in range(2):
+        ask_store(bench.runtime, f"pid {number} died", 60.0, ask, given_up.append)
+    assert len(tries) == 1
+    assert given_up == ["too many others wait for the store"] * 2
+    messages = [record.getMessage() for record in caplog.records]
+    assert all("could not be freed" in message for message in messages), messages
+    assert len(messages) == 2
+
+
+def test_what_is_left_at_the_end_of_the_process_is_given_up(running: StoreQueue) -> None:
+    given_up: list[object] = []
+    running.put(away, 3600.0, given_up.append)
+    running.end()
+    assert running.is_empty
+    assert [str(why) for why in given_up] == ["this part of the store is silent"]
+
+
+def test_requests_that_keep_failing_do_not_postpone_the_next_try(bench: Bench) -> None:
+    for _ in range(10):
+        bench.queue.ask(away, 60.0, bench.given_up.append)
+        bench.clock.advance(0.5)
+    bench.put("next")
+    bench.queue.catch_up()
+    assert bench.asked == ["next"]

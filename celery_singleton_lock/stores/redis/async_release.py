@@ -8,7 +8,9 @@ Overview
 Guarantees
     ``on_reply`` is called once for each release, unless the process ends first. A release without a
     reply is resent, and its reply is then waited for: by the next operation of the store, or by
-    ``drain``.
+    ``drain``. If there is none either, ``on_reply`` gets the error, and the caller repeats the
+    release. An acquire that finds the lease before may do so too; then ``on_reply`` is called
+    again, with the reply.
 
 Non-guarantees
     Nothing beyond the life of this process. After its end, the kernel delivers the data that the
@@ -131,6 +133,12 @@ class PendingReleases:
         on_reply, pending.on_reply = pending.on_reply, _ignore
         on_reply(outcome, pending.unanswered)
 
+    def _end_unanswered(self, pending: PendingRelease, error: StoreUnavailable) -> None:
+        """As :meth:`end`, though an acquire may get the reply later; see :meth:`resend`."""
+        on_reply = pending.on_reply
+        self.end(pending, error)
+        pending.on_reply = on_reply
+
     def open(self) -> list[PendingRelease]:
         """The releases without an outcome."""
         return list(self._open)
@@ -155,7 +163,8 @@ class PendingReleases:
             if pending.reply is not None:
                 self.end(pending, pending.reply)
             elif error is not None:
-                self.end(pending, error)  # not resent: the store did not answer the one before
+                # Not resent: the store did not answer the one before.
+                self._end_unanswered(pending, error)
             else:
                 try:
                     error = self._retry(pending, min(pending.timeout, longest))
@@ -196,8 +205,12 @@ class PendingReleases:
         except StoreUnavailable as exc:
             pending.unanswered |= exc.was_sent
             raise
-        if reply is ReleaseReply.OURS:
+        if reply is not ReleaseReply.OURS:
+            return
+        if pending in self._open:
             self.end(pending, ReleaseReply.OURS)
+        else:
+            pending.on_reply(ReleaseReply.OURS, True)  # it had ended without a reply
 
     def _forget(self, pending: PendingRelease) -> None:
         for key in pending.keys:
@@ -216,8 +229,11 @@ class PendingReleases:
             except StoreError as exc:
                 outcome = exc
                 break
+        if isinstance(outcome, StoreUnavailable):
+            self._end_unanswered(pending, outcome)
+            return outcome
         self.end(pending, outcome)
-        return outcome if isinstance(outcome, StoreUnavailable) else None
+        return None
 
 
 def _ignore(outcome: ReleaseReply | StoreError, unanswered: bool) -> None:
