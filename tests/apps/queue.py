@@ -2,7 +2,8 @@
 
 A body that is given a gate (`tests.apps.gate`) ends when its test opens that.
 
-Its environment: BROKER_URL, RESULT_URL, LOCK_URL, JOURNAL; EAGER=1; KEY, the template of the keys;
+Its environment: BROKER_URL, RESULT_URL, LOCK_URL, JOURNAL; EAGER=1; TTL, seconds; KEY, the template
+of the keys;
 DIES=1: a process dies before it publishes the call that follows its own, once; OFF=1: the option is
 switched off; WITHOUT=1: the task `gone` is not there; RESULTS: another result backend;
 LIMITS: the arguments, as JSON, of the queue `limited` of RabbitMQ;
@@ -53,7 +54,7 @@ options: dict[str, Any] = {
     "bind": True,
     "key": os.environ.get("KEY", "{name}"),
     "scope": "queue",
-    "ttl": 3,
+    "ttl": float(os.environ.get("TTL", "3")),
     "on_conflict": "retry" if os.environ.get("OFF") else "queue",
 }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from kombu import Connection
 
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.worker.queue_look import QueueLook
 from example_project.private_server import PrivateServer
@@ -184,3 +185,22 @@ def test_the_queues_of_a_cluster_are_listed_and_their_calls_cancelled(
         assert f"cancelled {second.id}" in cli(stage, "cancel", second.id, "--yes")[1]
         stage.open(name)
         assert [first.get(timeout=30), third.get(timeout=30)] == [0, 2]
+
+
+@pytest.mark.parametrize("acknowledged", ["early", "late"])
+def test_the_end_of_a_call_that_got_no_reply_is_repeated_and_the_next_call_runs(
+    redis_url: str, tmp_path: Path, private_redis: PrivateServer, name: str, acknowledged: str
+) -> None:
+    env = {"LOCK_URL": private_redis.url(), "TTL": "600"}
+    with open_stage(redis_url, tmp_path, APP, env) as stage:
+        worker = stage.worker(concurrency=2)
+        task = getattr(stage.app, acknowledged)
+        first = running(stage, name, task)
+        second = task.delay(name, 1)
+        private_redis.pause()
+        stage.open(name)
+        assert first.get(timeout=30) == 0
+        worker.wait_for_event(EventName.STORE_UNREACHABLE, action="released-later")
+        private_redis.resume()
+        assert second.get(timeout=30) == 1
+        assert bodies(stage, name) == [(name, 0), (name, 1)]
