@@ -335,7 +335,8 @@ class _LogLines(logging.Handler):
         event = getattr(record, "singleton_event", None)
         job = getattr(record, "singleton_task_id", "")
         if event == EventName.RELEASE_FAILED:
-            _write("release-failed", task_id=job, fence=_fences.get(job))
+            error = record.singleton_data["error"]
+            _write("release-failed", task_id=job, fence=_fences.get(job), error=error)
         elif event == EventName.STORE_UNREACHABLE:
             if record.singleton_data["action"] == "not-marked-as-done":
                 _write("not-marked", task_id=job)

@@ -24,6 +24,7 @@ from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Lease, Token
 from celery_singleton_lock.core.store import Acquire, GrantedArguments
+from celery_singleton_lock.core.store_queue import StoreQueue
 from celery_singleton_lock.stores.redis import scripts as redis_scripts
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.redlock.store import RedlockStore
@@ -222,6 +223,11 @@ def _absent_means_ended() -> None:
     )
 
 
+def _without_repetition() -> None:
+    """What the store does not answer is not sent again."""
+    StoreQueue.catch_up = lambda self: self._unanswered.clear()  # type: ignore[method-assign]
+
+
 BREAKAGES: dict[str, Callable[[], None]] = {
     "owner-check": _without_owner_check,
     "renewal": _without_renewal,
@@ -243,4 +249,5 @@ BREAKAGES: dict[str, Callable[[], None]] = {
     "message": _without_message,
     "looks": _without_looks,
     "absent": _absent_means_ended,
+    "repetition": _without_repetition,
 }

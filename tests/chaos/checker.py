@@ -19,6 +19,7 @@ from itertools import combinations
 from tests.chaos.beats import wrong_ticks
 from tests.chaos.bodies import Body, bodies, by_key
 from tests.chaos.celerys_own import reason_for_crash, reason_for_hang
+from tests.chaos.ends import Ends
 from tests.chaos.history import span
 from tests.chaos.jobs import jobs_lost, vanished
 from tests.chaos.losses import unreported_losses
@@ -193,9 +194,10 @@ def run_again(
     """Bodies of late jobs whose lock was asked for after the job's success was recorded.
 
     It is recorded when the store has acknowledged the release of a body that succeeded and whose
-    task then ended as SUCCESS: from then on it has a done marker. (A body whose lease was past its
-    deadline at the end writes the marker in a request of its own. If the store does not answer
-    that, an event says that the job may run twice.)
+    task ended as SUCCESS: from then on it has a done marker. It must be recorded if the process
+    has lived on and reached the store (see `ends`). (A body whose lease was past its deadline at
+    the end writes the marker in a request of its own. If that is given up, an event says that the
+    job may run twice.)
     """
     of_job: dict[str, list[Body]] = defaultdict(list)
     for body in found:
@@ -229,7 +231,8 @@ def run_again(
 def _successes(
     records: Sequence[Record], of_job: Mapping[str, Sequence[Body]]
 ) -> dict[str, tuple[float, Body]]:
-    """When each late job's success was recorded first, and by which body."""
+    """When each late job's success was recorded, or must have been, and by which body."""
+    ends = Ends(records)
     released: dict[tuple[int, str], float] = {}
     recorded: dict[str, tuple[float, Body]] = {}
     for record in records:
@@ -240,6 +243,8 @@ def _successes(
             released[of_this] = record.at
         elif record.event == "left" and record.data.get("state") == "SUCCESS":
             at = released.get(of_this)
+            if at is None:
+                at = ends.known_at(*of_this, record.at)
             done = [
                 body
                 for body in of_job.get(record.task_id, ())

@@ -22,7 +22,7 @@
                 ``fence``
     released    a release was reported, by the signal lease_released; ``fence``
     release-failed
-                a release that the store did not answer was reported in the log; ``fence``
+                a release that was given up was reported in the log; ``fence``, ``error``
     revoked     the campaign has asked the workers to revoke a call
     refused     the lock raised LockConflict, whether or not Celery could store that
     skip        the call ended without having run, because its key was held

@@ -80,6 +80,7 @@ SORTS = (
     Sort(name="lose-replies", lane=_N, shortest=1.0, longest=4.0, in_ttls=True),
     Sort(name="client-pause", lane=_S, shortest=0.2, longest=1.5, in_ttls=True),
     Sort(name="freeze-server", lane=_S, shortest=0.2, longest=1.5, in_ttls=True),
+    Sort(name="busy", lane=_S, shortest=0.2, longest=1.5, in_ttls=True),
     Sort(name="script-flush", lane=_S),
     Sort(name="restart-kept", lane=_S, shortest=0.3, longest=1.5, in_ttls=True),
     Sort(name="restart-empty", lane=_S, shortest=0.3, longest=1.5, in_ttls=True, loses=True),

@@ -16,6 +16,7 @@ from tests.chaos.proxy import Kind, Mode
 from tests.chaos.schedule import Fault, Lane
 from tests.chaos.site import Site, now
 from tests.chaos.store_kinds import wall_fence
+from tests.harness.busy import busy
 from tests.harness.deliveries import wait_until
 from tests.harness.sentinels import cut_replication
 
@@ -83,6 +84,12 @@ def freeze_server(site: Site, seconds: float, chance: float) -> None:
         time.sleep(seconds)
     finally:
         site.store.resume()
+
+
+def busy_server(site: Site, seconds: float, chance: float) -> None:
+    """A script that runs for too long: the server answers BUSY to all other requests."""
+    with busy(site.admin):
+        time.sleep(seconds)
 
 
 def script_flush(site: Site, seconds: float, chance: float) -> None:
@@ -176,6 +183,7 @@ def clock_step(site: Site, seconds: float, chance: float) -> None:
 STORE_FAULTS: dict[str, Callable[[Site, float, float], None]] = {
     "client-pause": client_pause,
     "freeze-server": freeze_server,
+    "busy": busy_server,
     "script-flush": script_flush,
     "restart-kept": restart_kept,
     "restart-empty": restart_empty,

@@ -15,7 +15,7 @@ from tests.chaos.checker import judge
 from tests.chaos.promises import PROMISES, Promise
 from tests.chaos.resource import Write
 from tests.chaos.stacks import HEAD
-from tests.chaos.verdict import Kind, Verdict
+from tests.chaos.verdict import Kind, Verdict, Violation
 from tests.harness.journal import Record
 
 TTL = 2.0
@@ -99,6 +99,9 @@ class Story:
 
     def kinds(self, **options: Any) -> list[Kind]:
         return [violation.kind for violation in self.judge(**options).violations]
+
+    def of_kind(self, kind: Kind) -> list[Violation]:
+        return self.judge().of(kind)
 
     def sections(self) -> dict[str, tuple[Section, ...]]:
         return {body.run: body.sections for body in bodies(self.records)}
@@ -780,6 +783,39 @@ def test_a_job_whose_release_was_not_acknowledged_may_run_again() -> None:
     story = Story().published("j").taken("j", 1).body("a", 1, 2, job="j")
     story = left(story, "j", 2.2, "SUCCESS").body("b", 5, 6, job="j")
     assert story.kinds() == []
+
+
+def unacknowledged(story: Story, *, lived_until: float) -> Story:
+    """A job that is done while a fault lies between its process and the store, until 4."""
+    story.taken("j", 1).body("a", 1, 2, job="j").add("fault", 1.5, name="freeze-server", end=4)
+    left(story, "j", 2.2, "SUCCESS")
+    return story.body("other", lived_until - 0.1, lived_until)
+
+
+def test_a_job_whose_process_lived_on_and_reached_the_store_may_not_run_again() -> None:
+    story = unacknowledged(Story().published("j"), lived_until=20)
+    assert story.body("b", 30, 31, job="j", asked=8.1).of_kind(Kind.RUN_AGAIN)
+
+
+def test_a_job_may_run_again_before_its_process_can_have_reached_the_store() -> None:
+    story = unacknowledged(Story().published("j"), lived_until=20)
+    assert not story.body("b", 30, 31, job="j", asked=7.9).of_kind(Kind.RUN_AGAIN)
+
+
+def test_a_job_may_run_again_whose_process_died_before_it_reached_the_store() -> None:
+    story = unacknowledged(Story().published("j"), lived_until=3)
+    assert not story.body("b", 30, 31, job="j", pid=8).of_kind(Kind.RUN_AGAIN)
+    story = unacknowledged(Story().published("j"), lived_until=20).add("death", 6, worker="w")
+    assert not story.body("b", 30, 31, job="j", pid=8).of_kind(Kind.RUN_AGAIN)
+
+
+@pytest.mark.parametrize(
+    ("error", "may"), [("the store refuses: OOM", True), ("the store doesn't answer", False)]
+)
+def test_a_job_may_run_again_if_the_store_refused_its_end(error: str, may: bool) -> None:
+    story = unacknowledged(Story().published("j"), lived_until=20)
+    story.add("release-failed", 2.1, task_id="j", error=error).body("b", 30, 31, job="j")
+    assert bool(story.of_kind(Kind.RUN_AGAIN)) is not may
 
 
 def test_a_job_that_a_shutdown_struck_before_its_success_was_recorded_may_run_again() -> None:

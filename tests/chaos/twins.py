@@ -71,6 +71,7 @@ def _twin(
     beats: int = 0,
     hosts: int = 0,
     store: str = "redis",
+    ttl: float = 0.0,
     drains_after: float = 0.0,
 ) -> Twin:
     plan = Plan(
@@ -83,7 +84,7 @@ def _twin(
         beats=beats,
         hosts=hosts,
         store=store,
-        ttl=1.0 if store == "redis" else 2.0,
+        ttl=ttl or (1.0 if store == "redis" else 2.0),
         workers=hosts or Plan().workers,
         wall_clocks=hosts > 0,
     )
@@ -157,6 +158,17 @@ TWINS = (
         pool="threads",
         observer=9.0,
         haste=0.3,
+    ),
+    # A body that ended while the store was away is not marked as done, and its message comes again.
+    # The lease has to outlast the outage: until then no copy runs.
+    _twin(
+        "no-repetition",
+        Kind.RUN_AGAIN,
+        broken="repetition",
+        faults=("freeze-server", "busy"),
+        visibility_timeout=1.0,
+        haste=1.0,
+        ttl=9.0,
     ),
     # A third body begins beside the two that may run.
     _twin("no-limit", Kind.OVERLAP, broken="limit", mix={"limited": 1}),

@@ -15,7 +15,7 @@ class Kind(StrEnum):
     FENCE = "a fence that did not rise"
     STALE_WRITE = "a stale write was accepted"
     JOB_LOST = "a job was lost"
-    RUN_AGAIN = "a job ran again after its success was recorded"
+    RUN_AGAIN = "a job ran again after its success was recorded, or could have been"
     ORDER = "an older call began after a newer one"
     NEWEST = "a body ran with older arguments than those of a call that it answered"
     TICK_TWICE = "a tick was sent twice"

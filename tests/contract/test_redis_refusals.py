@@ -101,6 +101,9 @@ def test_a_server_that_runs_a_script_for_too_long_is_unavailable_until_the_scrip
     with closing(RedisStore(private_redis.url(1))) as store:
         if connected:
             assert isinstance(ask(store, new_key(), new_token()), Granted)
-        with busy(private_redis.port), pytest.raises(StoreUnavailable, match="BUSY"):
+        with (
+            busy(lambda: redis.Redis(port=private_redis.port)),
+            pytest.raises(StoreUnavailable, match="BUSY"),
+        ):
             ask(store, new_key(), new_token())
         assert isinstance(ask(store, new_key(), new_token()), Granted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -16,14 +16,14 @@ _THRESHOLD_MS = 10
 
 
 @contextmanager
-def busy(port: int) -> Iterator[None]:
-    """Let the server at ``port`` of this host answer BUSY to all but a few commands."""
-    with redis.Redis(port=port) as client, redis.Redis(port=port) as running:
+def busy(connect: Callable[[], redis.Redis]) -> Iterator[None]:
+    """Let the server to which ``connect()`` leads answer BUSY to all but a few commands."""
+    with connect() as client, connect() as running:
         raw: Any = client
         raw.config_set("lua-time-limit", _THRESHOLD_MS)
 
         def run() -> None:
-            with suppress(redis.exceptions.ResponseError):  # SCRIPT KILL
+            with suppress(redis.exceptions.RedisError):  # SCRIPT KILL, or a timeout
                 running.eval("while true do end", 0)
 
         def answers_busy() -> bool:

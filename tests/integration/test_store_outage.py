@@ -159,7 +159,7 @@ def test_a_result_stands_though_the_store_is_down_at_the_release(
 def away(server: PrivateServer, outage: str) -> Iterator[None]:
     """The store does not answer, or answers BUSY."""
     if outage == "busy":
-        with busy(server.port):
+        with busy(lambda: redis.Redis(port=server.port)):
             yield
         return
     server.pause()
