@@ -116,7 +116,6 @@ class Election:
         # The lease of the current term; empty if this process does not lead. Removing an item is
         # one step of the interpreter: of two threads that resign, one releases the lease.
         self._leases: list[Lease] = []
-        # The token of a try that got no reply.
         # Time of the last successful round of the scheduler.
         self._progress_at = self._clock.now()
         self._next_try = self._clock.now()

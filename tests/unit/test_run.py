@@ -13,6 +13,7 @@ from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleton_lock import LeaseLost, LockConflict, OnConflict, current_lease, singleton_task
+from celery_singleton_lock.core import native
 from celery_singleton_lock.core.events import EventName, Events
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.locker import Locker
@@ -193,8 +194,14 @@ def test_what_becomes_of_a_lost_body_is_decided_once(monkeypatch: pytest.MonkeyP
     assert seen == [True, True]
 
 
-def test_a_message_that_is_put_back_for_an_unresponsive_store_releases_its_token_once() -> None:
-    """The locker has done that; once more at the end, the child would wait for the store again."""
+def test_a_message_that_is_put_back_for_an_unresponsive_store_releases_its_token_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The locker has done that; once more at the end, the child would wait for the store again.
+
+    The thread of the queue, for which no child waits, does not run here.
+    """
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
     clock = ManualClock()
     store = LateStore(clock)
     app = Celery("silent", broker="memory://", set_as_current=False)
