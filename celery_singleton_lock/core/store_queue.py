@@ -167,15 +167,15 @@ class StoreQueue:
                 pass
         return True
 
-    def flush(self) -> None:
-        """Wait for the requests, for a moment."""
-        until = self._clock.now() + _LAST_REQUESTS
+    def flush(self, seconds: float = _LAST_REQUESTS) -> None:
+        """Wait at most ``seconds`` for the requests."""
+        until = self._clock.now() + seconds
         while not self.is_empty and self._clock.now() < until:
             self._clock.sleep(_LOOK_EVERY)
 
-    def end(self) -> None:
+    def end(self, seconds: float = _LAST_REQUESTS) -> None:
         """As :meth:`flush`, and give up the requests that are left: the process ends."""
-        self.flush()
+        self.flush(seconds)
         for queue in (self._unsent, self._unanswered):
             for waiting in list(queue):
                 self._give_up(queue, waiting, waiting.why)
@@ -260,8 +260,11 @@ def _register_exit() -> None:
 
 
 def _end_all() -> None:
+    left = _LAST_REQUESTS  # for the queues of all apps together
     for queue in list(_running):
-        queue.end()
+        began = queue._clock.now()
+        queue.end(max(0.0, left))
+        left -= queue._clock.now() - began
 
 
 # The requests of a forked child's parent are sent by the parent.

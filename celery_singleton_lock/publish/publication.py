@@ -29,7 +29,7 @@ from celery.result import AsyncResult
 from ..core.events import Event, EventName
 from ..core.key import KeyMaker, Keyspace
 from ..core.lease import Holder, Record, Token
-from ..core.store import Admit, Replaced
+from ..core.store import Admit, Replaced, Store
 from ..errors import DuplicateTask, StoreError, StoreUnavailable
 from ..message.claim import Claim
 from ..message.times import seconds_until
@@ -269,18 +269,26 @@ class Publication:
 
     def _free(self, claim: Claim, token: Token) -> None:
         runtime, message = self.runtime, "" if claim.arguments is None else token.task
-        try:
-            runtime.store.settle_claim(token, claim.freed(message), timeout=_TIMEOUT)
-        except StoreError as exc:
+
+        def send(store: Store) -> None:
+            store.settle_claim(token, claim.freed(message), timeout=_TIMEOUT)
+
+        def note_orphan() -> None:
             # The next try in this process must not be answered with a call that was never
             # published.
             if len(runtime.orphans) < _MAX_ORPHANS:
                 runtime.orphans[claim.key] = token.task
+
+        def give_up(why: object) -> None:
+            note_orphan()
             logger.warning(
                 "singleton: could not withdraw the claim %s of an unpublished call; it stays for "
                 "at most %g s; free it with: celery -A ... singleton release '%s' (%s)",
-                *(claim.key, claim.unique_for, claim.key, exc),
+                *(claim.key, claim.unique_for, claim.key, why),
             )
+
+        if runtime.locker.queue.ask(send, claim.unique_for, give_up) is not None:
+            note_orphan()  # until the store answers
 
     def _answer(self, claim: Claim, existing: Record) -> AsyncResult[Any]:
         """The result that the caller gets instead of publishing a message."""

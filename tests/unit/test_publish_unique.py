@@ -38,6 +38,7 @@ from celery_singleton_lock import (
     is_skipped,
     singleton_task,
 )
+from celery_singleton_lock.core import native
 from celery_singleton_lock.core.lease import Phase, Record, Token
 from celery_singleton_lock.core.store import Admit, ClaimChange
 from celery_singleton_lock.message.header import HEADER
@@ -1005,6 +1006,26 @@ def test_the_claim_of_a_call_with_a_wrong_expires_ends_though_it_cannot_be_freed
     with pytest.raises(ValueError, match=r"soon|ISO"):
         sync.apply_async(expires="soon", countdown=5)
     bench.clock.advance(0.1)
+    assert bench.claims() == []
+
+
+def test_the_claim_of_a_call_that_was_not_published_is_freed_when_the_store_answers_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for the calls of other processes, which know nothing of this one."""
+
+    def away(*args: Any, **options: Any) -> None:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    sync = bench.task(unique="until_done")
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store, "settle_claim", away)
+        with pytest.raises(TypeError, match="not supported"):
+            sync.apply_async(countdown="soon")  # Celery refuses it
+    assert len(bench.claims()) == 1
+    bench.clock.advance(1.0)
+    Runtime.of(bench.app).locker.queue.catch_up()
     assert bench.claims() == []
 
 
