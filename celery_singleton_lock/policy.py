@@ -313,6 +313,7 @@ class OnConflict:
         if self.action is ConflictAction.QUEUE:
             return {"action": str(self.action), "max_waiting": self.max_waiting}
         named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "max_waiting"}
+        named["action"] = str(self.action)
         if self.action is not ConflictAction.CANCEL_RUNNING:
             del named["within"]
         return named
@@ -459,14 +460,7 @@ def check_call(policy: Callable[[], Policy], options: Any, *, where: str) -> dic
         return None
     if options is False:
         return {"unique": None}
-    if not isinstance(options, Mapping):
-        raise TypeError(f"{where}: give a dict, such as {{'ttl': 120}}, or False, not {options!r}")
-    for name in options:
-        if name not in CALL_OPTIONS:
-            raise TypeError(
-                f"{where}: a call can't set {name!r}{suggestion(str(name), CALL_OPTIONS)}; key, "
-                "scope and limit decide which calls exclude each other, and belong to the task"
-            )
+    _check_names(options, where)
     merged = merge(policy(), options, where=where)
     check_claim_options(merged, options, where=where)
     is_queue = ConflictAction.QUEUE in (policy().on_conflict.action, merged.on_conflict.action)
@@ -482,6 +476,46 @@ def check_call(policy: Callable[[], Policy], options: Any, *, where: str) -> dic
             "may set another on_conflict"
         )
     return dict(options)
+
+
+def plain_call(options: Any, *, where: str) -> dict[str, Any]:
+    """The options of one call in types that every serializer has, for a signature or an entry.
+
+    Each option is checked by itself. When the call is published, :func:`check_call` checks them
+    together with the task's policy, which depends on settings that a module may still change.
+
+    Raises:
+        TypeError, ValueError: See :func:`check_call`.
+    """
+    _check_names(options, where)
+    try:
+        return plain({name: check_option(Policy, name, options[name]) for name in options})
+    except (TypeError, ValueError) as exc:
+        raise type(exc)(f"{where}: {exc}") from None
+
+
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Checked ``options`` of a call in types that every serializer has."""
+    return {name: _plain_value(name, value) for name, value in options.items()}
+
+
+def _plain_value(name: str, value: Any) -> Any:
+    if name == "on_conflict":
+        return OnConflict.of(value).to_header()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return str(value) if isinstance(value, StrEnum) else value
+
+
+def _check_names(options: Any, where: str) -> None:
+    if not isinstance(options, Mapping):
+        raise TypeError(f"{where}: give a dict, such as {{'ttl': 120}}, or False, not {options!r}")
+    for name in options:
+        if name not in CALL_OPTIONS:
+            raise TypeError(
+                f"{where}: a call can't set {name!r}{suggestion(str(name), CALL_OPTIONS)}; key, "
+                "scope and limit decide which calls exclude each other, and belong to the task"
+            )
 
 
 def check_claim_options(policy: Policy, given: Mapping[str, Any], *, where: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +9,7 @@ from celery.beat import ScheduleEntry
 from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
 
 from ..celery_compat import convert_row_options, forget_row_changes, reread_rows, row_now
+from .entry import checked_options, leave_out
 from .scheduler import LeaderMixin, like
 
 # A row has no column for options['singleton'], so an entry stores the value in the headers column.
@@ -17,19 +17,31 @@ _HEADER = "singleton"
 
 
 class LeaderEntry(ModelEntry):
-    """A row of PeriodicTask whose headers may contain ``{"singleton": {...}}``."""
+    """A row of PeriodicTask whose headers may contain ``{"singleton": {...}}``.
+
+    Raises:
+        ValueError: The row can't be read. The scheduler leaves it out.
+    """
+
+    options: Any
 
     def __init__(self, model: Any, app: Any = None) -> None:
         #: Whether the row has a last run. The base class replaces a missing one by a date.
         self.ran = model.last_run_at is not None
-        super().__init__(model, app=app)
-        singleton = self.options["headers"].pop(_HEADER, None)
-        if isinstance(singleton, Mapping):
-            self.options["singleton"] = dict(singleton)
+        try:
+            super().__init__(model, app=app)
+            singleton = self.options["headers"].pop(_HEADER, None)
+            if singleton is not None:
+                self.options["singleton"] = singleton
+            self.options = checked_options(self.options)
+        except (AttributeError, LookupError, TypeError, ValueError) as exc:
+            # The headers may be any text. (An error of the database is none of these.)
+            leave_out(model.name, exc)
+            raise ValueError(f"the row {model.name!r} can't be read") from exc
 
 
 def _into_headers(singleton: Any = None, headers: Any = None, **options: Any) -> dict[str, Any]:
-    if singleton:
+    if singleton is not None:
         headers = {**(headers or {}), _HEADER: singleton}
     return {**options, "headers": headers}
 

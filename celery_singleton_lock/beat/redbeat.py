@@ -7,20 +7,45 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from redbeat.schedulers import RedBeatScheduler, get_redis
+from celery.schedules import schedule
+from redbeat.schedulers import RedBeatScheduler, RedBeatSchedulerEntry, get_redis
 from redis.exceptions import LockError, RedisError
 from redis.lock import Lock
 
 from ..celery_compat import entry_after
 from ..core import observers
+from .entry import checked_options, leave_out
 from .scheduler import LeaderMixin, like
 
 logger = logging.getLogger("celery_singleton_lock")
 
 
+class LeaderEntry(RedBeatSchedulerEntry):
+    """An entry in RedBeat's keys. One that can't be read never ticks, and is not deleted."""
+
+    @classmethod
+    def from_key(cls, key: str, app: Any = None) -> Any:
+        name = key.removeprefix(cls.generate_key(app, ""))
+        try:
+            entry = super().from_key(key, app=app)
+            entry.options = checked_options(entry.options)
+            return entry
+        except RedisError:
+            raise
+        except Exception as exc:
+            if isinstance(exc, KeyError) and exc.args == (key,):
+                raise  # there is no such entry, or no longer
+            # The JSON may have any error. A disabled entry in its place is looked at every 5 s.
+            leave_out(name, exc)
+        unread = cls(name, schedule=schedule(3600, app=app), enabled=False, app=app)
+        unread.last_run_at = None
+        return unread
+
+
 class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
     """All beats share the entries in RedBeat's keys. The stored last runs are authoritative."""
 
+    Entry = LeaderEntry
     _waits = False  # for RedBeat's lock, which was logged
     _failed = False  # whether RedBeat's server did not reply to the last request
 
@@ -42,6 +67,16 @@ class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
         if pool is not None and pool.connection_kwargs.get("socket_timeout") is None:
             pool.connection_kwargs["socket_timeout"] = self._election.ttl
         super().setup_schedule()
+
+    def update_from_dict(self, dict_: Any) -> None:
+        """Store the entries of a configuration. One that RedBeat can't store is left out."""
+        for name, entry in dict_.items():
+            try:
+                super().update_from_dict({name: entry})
+            except RedisError:
+                raise
+            except Exception as exc:  # of RedBeat's encoder, or of a wrong field
+                leave_out(name, exc)
 
     @observers.elsewhere()
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -81,7 +116,13 @@ class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
 
     def maybe_due(self, entry: Any, **kwargs: Any) -> float:
         """Send ``entry`` if it is due. Return the seconds until its next check."""
-        due, wait = self.is_due(entry)
+        try:
+            due, wait = self.is_due(entry)
+        except RedisError:
+            raise
+        except Exception as exc:  # of a stored value of a wrong type
+            leave_out(entry.name, exc)
+            return self._election.poll
         if due:
             # RedBeat advances the entry within apply_async. Here the tick is authorized first: an
             # entry that may not be sent must not advance.

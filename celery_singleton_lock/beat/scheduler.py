@@ -39,6 +39,7 @@ from ..worker.bootstep import exit_on_wrong_settings, why_no_leases
 from ..worker.other_prefix import PAGE, leases_elsewhere, text_of
 from .broker_check import Broker
 from .election import Election, check_leader_ttl
+from .entry import checked_entries
 
 # The period of a schedule that can't compute one, such as a user's own class.
 _UNKNOWN_PERIOD: Final = timedelta(days=1)
@@ -145,6 +146,14 @@ class LeaderMixin(Scheduler):
         except SettingsError:
             pass  # creating the scheduler that ticks raises this error again
         return "\n".join(filter(None, lines))
+
+    def update_from_dict(self, dict_: Any) -> None:
+        """Add the entries of a configuration; a wrong one is left out."""
+        super().update_from_dict(checked_entries(dict_))
+
+    def merge_inplace(self, b: Any) -> None:
+        """Make the schedule that of a configuration; a wrong entry is left out."""
+        super().merge_inplace(checked_entries(b))
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         """Build the heap from the stored last runs."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ..core.lease import Token
-from ..policy import CALL_OPTIONS, OnConflict
+from ..policy import CALL_OPTIONS, OnConflict, plain
 
 #: The name of this library's message header, whose value is an object.
 HEADER: Final = "singleton_lock"
@@ -161,7 +161,7 @@ class Delivery:
             "since": self.since,
             "last": self.last,
             "losses": self.losses,
-            "options": _plain(self.options or {}),
+            "options": plain(self.options or {}),
             "claim": self.claim,
             "requeued": self.requeued,
         }
@@ -247,7 +247,7 @@ def add_header(
     else:
         header = {"id": task_id, "call": os.urandom(4).hex()}
     if options is not None:
-        header["options"] = _plain(options)
+        header["options"] = plain(options)
     elif earlier and earlier.get("options"):
         header["options"] = earlier["options"]
     headers[HEADER] = header
@@ -322,15 +322,6 @@ def call_of(header: Mapping[str, Any]) -> str:
     """The name of the call in ``header``; empty if there is none."""
     call = header.get("call")
     return call if isinstance(call, str) and call.isalnum() and len(call) <= _MAX_NAME else ""
-
-
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    plain: dict[str, Any] = {}
-    for name, value in options.items():
-        if hasattr(value, "total_seconds"):
-            value = value.total_seconds()
-        plain[name] = OnConflict.of(value).to_header() if name == "on_conflict" else value
-    return plain
 
 
 def options_of(value: Any) -> dict[str, Any]:

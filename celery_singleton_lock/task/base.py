@@ -22,6 +22,7 @@ from ..celery_compat import dump_models, hide_setting
 from ..core.key import KeyMaker, signature_of
 from ..message.values import as_sent as see_as_sent
 from ..policy import OPTIONS, CallOptions, Policy, check_call, check_claim_options, merge
+from .signature import SingletonSignature
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, EagerResult
@@ -251,6 +252,12 @@ class SingletonTask(_Base[P, R]):
             return super(SingletonTask, self).apply_async(args, kwargs, task_id=task_id, **options)
 
         return _publish_call()(self, args, kwargs, send, options, task_id=task_id, given=given)
+
+    def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Any:
+        """As Celery's; the option ``singleton`` is checked and converted when it is set."""
+        return SingletonSignature.of(super().signature(args, *starargs, **starkwargs))
+
+    subtask = signature
 
     def signature_from_request(
         self,
