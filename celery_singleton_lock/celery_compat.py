@@ -382,6 +382,12 @@ def live_receivers(signal: Any, sender: Any) -> list[Callable[..., Any]]:
 # The result backend.
 
 
+def backend_of(app: Any, name: str) -> Any:
+    """The result backend of the task ``name``: its own (the option ``backend``), or the app's."""
+    task = app.tasks.get(name)
+    return app.backend if task is None else task.backend
+
+
 def result_meta(backend: Any, task_id: str) -> Mapping[str, Any]:
     """The metadata that the backend has stored for ``task_id``, read once.
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Final, Literal, TypedDict, TypeVar
 
 from .core.key import KeySpec
+from .errors import LockConflict, SingletonLockError, StoreError
 
 _E = TypeVar("_E", bound=StrEnum)
 
@@ -163,6 +164,8 @@ def check_option(kind: Any, name: str, value: Any, prefix: str = "") -> Any:
     return check(prefix + name, value, *args)
 
 
+# The actions whose calls may end with LockConflict. (With "queue" it needs a full queue.)
+_RAISING: Final = (ConflictAction.RAISE, ConflictAction.WAIT, ConflictAction.CANCEL_RUNNING)
 # The actions that a run has a feature for (`task.feature`).
 _FEATURES: Final = (ConflictAction.CANCEL_RUNNING, ConflictAction.QUEUE)
 #: The fields of `OnConflict` that an action uses; "skip", "revoke" and "raise" use none.
@@ -476,6 +479,52 @@ def check_call(policy: Callable[[], Policy], options: Any, *, where: str) -> dic
             "may set another on_conflict"
         )
     return dict(options)
+
+
+def check_autoretry(
+    policy: Policy, autoretry_for: Any, dont_autoretry_for: Any, *, where: str
+) -> None:
+    """Refuse an ``autoretry_for`` that names an error which no body raises.
+
+    Celery's ``autoretry_for`` wraps the body, and these errors end a call that has no body. They
+    can't be passed through it, as a lost lease is: the attempt after it would count as started
+    work, which is put back without a limit.
+
+    Raises:
+        ValueError: The option would have no effect on the errors that ``policy`` raises.
+    """
+    rule, given = policy.on_conflict, (autoretry_for, dont_autoretry_for)
+    cause = ""
+    if _names(*given, LockConflict):
+        if rule.max_wait is not None:
+            cause = f"OnConflict.retry(max_wait={rule.max_wait:g})"
+            cure = "Give a longer max_wait"
+        elif rule.action in _RAISING:
+            cause = f'on_conflict="{rule.action}"'
+            cure = 'Use on_conflict="retry", which puts the call back until it has run'
+    if not cause and policy.on_store_error is OnStoreError.RAISE and _names(*given, StoreError):
+        cause = 'on_store_error="raise"'
+        cure = 'Use on_store_error="retry", which puts the call back until the store answers'
+    if cause:
+        raise ValueError(
+            f"{where}: {cause} with an autoretry_for that names its error: Celery retries errors "
+            f"of the body, and such a call ends before its body begins. {cure}. If the body itself "
+            "raises that error, by a hold(), call self.retry() there"
+        )
+
+
+def _names(errors: Any, excepted: Any, error: type[Exception]) -> bool:
+    """Whether ``errors`` names ``error`` or this library's errors, and ``excepted`` does not.
+
+    ``autoretry_for=(Exception,)`` is meant for the body.
+    """
+    if issubclass(error, tuple(excepted or ())):
+        return False
+    return any(
+        issubclass(each, SingletonLockError)
+        and (issubclass(error, each) or issubclass(each, error))
+        for each in errors or ()
+    )
 
 
 def plain_call(options: Any, *, where: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from celery import states
 from celery.backends.rpc import RPCBackend
 
-from ..celery_compat import limit_backend_timeouts, result_meta
+from ..celery_compat import backend_of, limit_backend_timeouts, result_meta
 from ..core.lease import Holder, Phase, Record, Token
 from ..message.claim import Claim
 from ..message.times import done_at
@@ -44,7 +44,7 @@ def takes_over(runtime: Runtime, existing: Record, caller: Holder) -> bool:
         return True
     if continues(runtime.app.current_worker_task, Token.task_id_of(existing.token)):
         return True
-    return _has_ended(runtime, existing)
+    return _has_ended(runtime, existing, caller.task)
 
 
 def does_the_work_of(existing: Record, claim: Claim) -> bool:
@@ -57,13 +57,13 @@ def does_the_work_of(existing: Record, claim: Claim) -> bool:
     return claim.unique is not Unique.UNTIL_START or existing.phase is not Phase.RUNNING
 
 
-def _has_ended(runtime: Runtime, existing: Record) -> bool:
-    """Whether the result backend has a final state of the call that has the claim."""
+def _has_ended(runtime: Runtime, existing: Record, task: str) -> bool:
+    """Whether the result backend of ``task`` has a final state of the call that has the claim."""
     app = runtime.app
-    if isinstance(app.backend, RPCBackend):
+    if isinstance(backend_of(app, task), RPCBackend):
         return False  # reading a result removes it from the caller's queue
     try:
-        meta = _result_meta(runtime, Token.task_id_of(existing.token))
+        meta = _result_meta(runtime, Token.task_id_of(existing.token), task)
         if meta.get("status") not in states.READY_STATES:
             return False
         if (ended_at := done_at(meta.get("date_done"), app)) is None:
@@ -73,12 +73,13 @@ def _has_ended(runtime: Runtime, existing: Record) -> bool:
         return False  # there is no result backend, or it does not answer: the claim counts
 
 
-def _result_meta(runtime: Runtime, task_id: str) -> Mapping[str, Any]:
+def _result_meta(runtime: Runtime, task_id: str, task: str) -> Mapping[str, Any]:
     """The metadata of a result, or nothing if the result backend does not answer in time."""
     app = runtime.app
-    if runtime.quick_backend is None:
+    is_apps_own = backend_of(app, task) is app.backend
+    if is_apps_own and runtime.quick_backend is None:
         runtime.quick_backend = limit_backend_timeouts(app, _TIMEOUT)
-    if runtime.quick_backend is not None:
+    if is_apps_own and runtime.quick_backend is not None:
         return result_meta(runtime.quick_backend, task_id)
     # Other clients have no common bound. Such a backend is asked on a thread, which the caller
     # leaves behind after a timeout. Until that thread ends, this process asks nothing else. (In a
@@ -89,7 +90,7 @@ def _result_meta(runtime: Runtime, task_id: str) -> Mapping[str, Any]:
 
     def ask() -> None:
         with suppress(Exception):  # there is no result backend, or it fails
-            answers.append(result_meta(app.backend, task_id))  # this thread's own backend
+            answers.append(result_meta(backend_of(app, task), task_id))  # this thread's own backend
         if django_db := sys.modules.get("django.db"):
             # The backend may be in Django's database. Django closes connections at the end of
             # a request; those of another thread stay open until they are collected.

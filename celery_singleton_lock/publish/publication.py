@@ -26,6 +26,7 @@ from celery import Celery, states
 from celery.backends.rpc import RPCBackend
 from celery.result import AsyncResult
 
+from ..celery_compat import backend_of
 from ..core.events import Event, EventName
 from ..core.key import KeyMaker, Keyspace
 from ..core.lease import Holder, Record, Token
@@ -322,7 +323,8 @@ class Publication:
         kept: AsyncResult[Any] | None = runtime.eager_results.get(claim.key)
         if kept is not None and kept.id == task_id:
             return kept
-        return runtime.app.AsyncResult(task_id, task_name=self.task)
+        backend = backend_of(runtime.app, self.task)
+        return runtime.app.AsyncResult(task_id, backend=backend, task_name=self.task)
 
     def _warn_of_rpc(self, task_id: str) -> None:
         """Warn, once per process and task, about a result that this caller may never receive."""
@@ -364,7 +366,7 @@ def sends_results_to_first_caller(
     return (
         policy.unique is not None
         and policy.on_duplicate in (OnDuplicate.RETURN_EXISTING, OnDuplicate.REPLACE)
-        and isinstance(app.backend, RPCBackend)
+        and isinstance(app.backend if task is None else task.backend, RPCBackend)
         and not ignored
     )
 

@@ -15,6 +15,7 @@ from celery.backends.rpc import RPCBackend
 from celery.exceptions import WorkerLostError
 from kombu.serialization import loads, prepare_accept_content
 
+from ..celery_compat import backend_of
 from ..message.stored import StoredMessage
 from ..message.times import done_at
 
@@ -34,9 +35,10 @@ def has_ended(app: Celery, task_id: str, message: StoredMessage | None) -> bool:
 
     The result of an earlier call with the same id is none: it is older than the message.
     """
-    if isinstance(app.backend, (DisabledBackend, RPCBackend)):
+    backend = _backend_of(app, message)
+    if isinstance(backend, (DisabledBackend, RPCBackend)):
         return False
-    result = app.AsyncResult(task_id)
+    result = app.AsyncResult(task_id, backend=backend)
     done = done_at(result.date_done, app) if result.state in states.READY_STATES else None
     if done is None or message is None:
         return done is not None
@@ -47,15 +49,19 @@ def fail_lost(app: Celery, task_id: str, message: StoredMessage | None) -> None:
     """Store FAILURE for a call whose worker died after its message was acknowledged."""
     error = WorkerLostError("the worker died while the body ran; its message was acknowledged")
     request, stores = _request_of(app, task_id, message)
-    backend: Any = app.backend
+    backend = _backend_of(app, message)
     backend.mark_as_failure(task_id, error, request=request, store_result=stores)
 
 
 def revoke(app: Celery, task_id: str, message: StoredMessage | None, reason: str) -> None:
     """Store REVOKED for a call that never begins."""
     request, stores = _request_of(app, task_id, message)
-    backend: Any = app.backend
+    backend = _backend_of(app, message)
     backend.mark_as_revoked(task_id, reason, request=request, store_result=stores)
+
+
+def _backend_of(app: Celery, message: StoredMessage | None) -> Any:
+    return app.backend if message is None else backend_of(app, message.headers["task"])
 
 
 def _request_of(app: Celery, task_id: str, message: StoredMessage | None) -> tuple[Context, bool]:

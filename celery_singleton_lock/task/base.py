@@ -21,7 +21,15 @@ from kombu.utils.json import dumps as kombu_dumps
 from ..celery_compat import dump_models, hide_setting
 from ..core.key import KeyMaker, signature_of
 from ..message.values import as_sent as see_as_sent
-from ..policy import OPTIONS, CallOptions, Policy, check_call, check_claim_options, merge
+from ..policy import (
+    OPTIONS,
+    CallOptions,
+    Policy,
+    check_autoretry,
+    check_call,
+    check_claim_options,
+    merge,
+)
 from .signature import SingletonSignature
 
 if TYPE_CHECKING:
@@ -196,6 +204,7 @@ class SingletonTask(_Base[P, R]):
         # Here, because the app's settings, which are read late, may set `unique`. A process that
         # only publishes refuses its first call.
         check_claim_options(policy, given, where=where)
+        check_autoretry(policy, *_autoretry_of(self), where=where)
         return policy
 
     @cached_property
@@ -241,6 +250,9 @@ class SingletonTask(_Base[P, R]):
         if singleton is not None:
             where = f"apply_async(singleton=...) of {self.name}"
             given = check_call(self.singleton_policy, singleton, where=where)
+            if given and "on_conflict" in given:
+                policy = self.singleton_policy(given)
+                check_autoretry(policy, *_autoretry_of(self), where=where)
 
         # The apply_async of a base class may accept only args, kwargs and **options. All other
         # arguments are passed by keyword, and only if given.
@@ -323,7 +335,8 @@ def _check(cls: type[SingletonTask[..., Any]]) -> None:
     if cls.run is not BaseTask.run:
         is_bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
         name = str(cls.name or cls.__name__)
-        validate(cls.singleton or {}, name, cls.run, is_bound=is_bound)
+        retried = _autoretry_of(cls)
+        validate(cls.singleton or {}, name, cls.run, is_bound=is_bound, autoretry=retried)
         calls = (cls.__call__, _definer_after("__call__", cls))
         # Another __call__ may run what the function returns.
         if _runs_later(cls.run) and calls == (SingletonTask.__call__, BaseTask):
@@ -332,6 +345,11 @@ def _check(cls: type[SingletonTask[..., Any]]) -> None:
                 "of its code, so the lock would be free before the body begins. Write a "
                 "function that calls asyncio.run(...)"
             )
+
+
+def _autoretry_of(task: Any) -> tuple[Any, Any]:
+    """The ``autoretry_for`` of a task or its class, and its ``dont_autoretry_for``."""
+    return getattr(task, "autoretry_for", ()), getattr(task, "dont_autoretry_for", ())
 
 
 def _runs_later(body: Callable[..., Any]) -> bool:
@@ -346,7 +364,12 @@ def _definer_after(name: str, cls: type) -> type:
 
 
 def validate(
-    policy: Mapping[str, Any], name: str, body: Callable[..., Any], *, is_bound: bool
+    policy: Mapping[str, Any],
+    name: str,
+    body: Callable[..., Any],
+    *,
+    is_bound: bool,
+    autoretry: tuple[Any, Any] = ((), ()),
 ) -> None:
     """Check the ``policy`` of the task ``name``.
 
@@ -355,6 +378,7 @@ def validate(
         name: The name of the task in errors.
         body: The function that the task runs.
         is_bound: Whether its first argument is the task, which callers do not give.
+        autoretry: Its ``autoretry_for`` and ``dont_autoretry_for``.
 
     Raises:
         TypeError, ValueError: An option is wrong, or the key doesn't fit the signature.
@@ -363,6 +387,7 @@ def validate(
     merged = merge(Policy(), policy, where=where)
     if "unique" in policy:  # else the app's settings may set it
         check_claim_options(merged, policy, where=where)
+    check_autoretry(merged, *autoretry, where=where)
     try:
         KeyMaker(merged.key, signature_of(body, is_bound=is_bound), json.dumps)
     except (TypeError, ValueError) as exc:

@@ -94,7 +94,14 @@ def _create(fun: Callable[..., Any], app: Any, options: dict[str, Any]) -> Any:
     base = options.pop("base", None)
     given = {name: options.pop(name) for name in OPTIONS & set(options)}
     _refuse_mistakes(options, given, base, f"@singleton_task on {fun.__qualname__}")
-    validate(_policy(base, given), fun.__qualname__, fun, is_bound=bool(options.get("bind")))
+    names = ("autoretry_for", "dont_autoretry_for")
+    errors, excepted = (options.get(name, getattr(base, name, ())) for name in names)
+    validate(
+        _policy(base, given),
+        *(fun.__qualname__, fun),
+        is_bound=bool(options.get("bind")),
+        autoretry=(errors, excepted),
+    )
 
     def options_for(app: Any) -> dict[str, Any]:
         real_base = base or app.Task

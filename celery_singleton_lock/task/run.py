@@ -735,7 +735,7 @@ class TaskRun:
     def revoke(self, reason: str) -> None:
         """Store the result REVOKED."""
         task, request = self.task, self.request
-        error, store_result = TaskRevokedError(reason), stores_result(task, request)
+        error, store_result = TaskRevokedError(reason), stores_error(task, request)
         options = {"store_result": store_result, "call_errbacks": False, "state": states.REVOKED}
         # mark_as_revoked() would leave the later links of a chain PENDING forever. A group of
         # chains, which waits for the last links, would never end.
@@ -943,3 +943,10 @@ def stores_result(task: Any, request: Any) -> bool:
     # Celery's Context has a class-level False that means "not set".
     of_call = vars(request).get("ignore_result")
     return not (task.ignore_result if of_call is None else of_call)
+
+
+def stores_error(task: Any, request: Any) -> bool:
+    """Whether Celery stores this call's error, by the task's options and those of the call."""
+    if not stores_result(task, request):
+        return bool(task.store_errors_even_if_ignored)
+    return not request.is_eager or bool(task.store_eager_result)
