@@ -520,7 +520,13 @@ def _call(
     try:
         key = function(*args, **kwargs)
     except Exception as exc:
-        raise LockKeyError(f"the key function {name} raised {exc!r}") from exc
+        hint = ""
+        if isinstance(exc, AttributeError) and isinstance(getattr(exc, "obj", None), dict):
+            # The message of a pydantic task has a dict in place of the model.
+            hint = (
+                f'. The message has a dict: write [{exc.name!r}], or a template "{{x.{exc.name}}}"'
+            )
+        raise LockKeyError(f"the key function {name} raised {exc!r}{hint}") from exc
     if key is None or (isinstance(key, str) and key):
         return key
     raise LockKeyError(

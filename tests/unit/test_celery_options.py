@@ -7,26 +7,48 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import pydantic
 import pytest
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, Task, states
-from celery.app.trace import build_tracer
+from celery.app.task import Context
+from celery.app.trace import build_tracer, get_log_policy
 from celery.backends.cache import CacheBackend
+from celery.signals import before_task_publish
+from celery.worker.consumer import Consumer
+from celery.worker.request import Request
+from kombu.serialization import prepare_accept_content
+from kombu.utils.imports import symbol_by_name
 
 from celery_singleton_lock import (
     LockConflict,
+    LockKeyError,
+    NoLease,
     OnConflict,
     SingletonLockError,
     SingletonTask,
     StoreError,
     StoreUnavailable,
+    current_lease,
+    is_skipped,
     singleton_task,
 )
+from celery_singleton_lock.core.lease import Kind
+from celery_singleton_lock.message.header import NONCE_KEY
+from celery_singleton_lock.policy import OPTIONS
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.task.option_types import TaskOptions
+from celery_singleton_lock.task.run import TaskRun, is_done
 from celery_singleton_lock.testing import ManualClock, hold_lock
+from celery_singleton_lock.worker.dead_child import is_requeued
+from celery_singleton_lock.worker.request import SingletonRequestMixin
+from tests.unit.test_documented_surface import first_codes, section
 
 
 def same(number: int) -> int:
@@ -41,7 +63,7 @@ class Bench:
         app.conf.update(
             result_backend="cache+memory://",
             task_default_queue=f"options-{uuid4()}",  # the queues belong to the process
-            accept_content=["json", "yaml"],
+            accept_content=["json", "pickle"],
         )
         self.clock = ManualClock()
         self.store = MemoryStore(self.clock)
@@ -56,12 +78,11 @@ class Bench:
         with self.app.connection_for_read() as connection:
             message = connection.SimpleQueue(queue or self.app.conf.task_default_queue).get(False)
             message.ack()
+            message.accept = prepare_accept_content(self.app.conf.accept_content)
             return message
 
     def request(self, message: Any) -> Any:
         """The message as the worker's parent has it."""
-        from kombu.utils.imports import symbol_by_name
-
         task = self.app.tasks[message.headers["task"]]
         return symbol_by_name(task.Request)(message, app=self.app, task=task, hostname="here")
 
@@ -232,3 +253,465 @@ def test_a_conflict_that_is_expected_is_no_error_in_the_log(
             bench.run()
         [record] = [each for each in caplog.records if each.name == "celery.app.trace"]
         assert record.levelno == (logging.INFO if expected else logging.ERROR)
+
+
+# The table of the options page: a proof for each option in it.
+
+
+class Recorded(Task):
+    """Notes which hooks Celery called, and with what."""
+
+    abstract = True
+    calls: list[tuple[str, Any]]
+
+    def note(self, hook: str, value: Any = None) -> None:
+        type(self).calls.append((hook, is_skipped(value) or value))
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        with pytest.raises(NoLease):
+            current_lease()
+        self.note("before_start")
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        self.note("on_success", retval)
+
+    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        self.note("on_failure", type(exc))
+
+    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        self.note("on_retry", type(exc))
+
+    def after_return(self, status: Any, retval: Any, *args: Any, **kwargs: Any) -> None:
+        super().after_return(status, retval, *args, **kwargs)
+        self.note("after_return", status)
+
+
+def failing(number: int) -> None:
+    raise OSError(number)
+
+
+def hooks(bench: Bench, body: Any = None, *, held: bool = False, **options: Any) -> list[Any]:
+    """The calls of hooks while one message is run."""
+    base = type("Noting", (Recorded,), {"abstract": True, "calls": []})
+    task = bench.task(body, base=base, **options)
+    task.delay(1)
+    with hold_lock(task, 1) if held else nullcontext():
+        bench.run()
+    return list(base.calls)
+
+
+def copied(bench: Bench, **options: Any) -> tuple[Any, Any]:
+    """A message, and the copy of it that a conflict puts back."""
+    task = bench.task(on_conflict="retry", **options)
+    task.delay(1)
+    queue = options.get("queue", "")
+    message = bench.message(queue)
+    with hold_lock(task, 1):
+        bench.run(message)
+    return message, bench.message(queue)
+
+
+def retried(bench: Bench, **options: Any) -> tuple[Any, float]:
+    """The next attempt of a body that failed, and the seconds for which its key is reserved."""
+    task = bench.task(failing, autoretry_for=(OSError,), retry_jitter=False, ttl=10, **options)
+    task.delay(1)
+    bench.run()
+    record = bench.store.inspect(task.lock_key(1))
+    assert record is not None
+    assert record.kind is Kind.RESERVED
+    return bench.message(), record.ttl - 10
+
+
+def name(bench: Bench) -> None:
+    assert "billing:1" in bench.task(name="billing").lock_key(1)
+
+
+def base(bench: Bench) -> None:
+    task = bench.task(base=Recorded)
+    assert isinstance(task, Recorded)
+    assert isinstance(task, SingletonTask)
+
+
+def bind(bench: Bench) -> None:
+    def body(self: Any, number: int) -> str:
+        return str(self.name)
+
+    task = bench.task(body, bind=True)
+    task.delay(1)
+    assert bench.run().retval == task.name
+
+
+def typing(bench: Bench) -> None:
+    with pytest.raises(TypeError):
+        bench.task().delay()
+    bench.task(typing=False).delay()
+    assert isinstance(bench.run().info.retval, TypeError)
+
+
+def shared(bench: Bench) -> None:
+    task = bench.task()
+    other = Celery("other", set_as_current=False)
+    assert task.name not in other.tasks
+
+
+def lazy(bench: Bench) -> None:
+    assert bench.task(lazy=False).name in bench.app._tasks
+
+
+def filter_(bench: Bench) -> None:
+    assert bench.task(filter=lambda task: ("filtered", task))[0] == "filtered"
+
+
+class OwnRequest(Request):
+    """A user's class."""
+
+
+def request_class(bench: Bench) -> None:
+    bench.task(Request=f"{__name__}:OwnRequest").delay(1)
+    found = bench.request(bench.message())
+    assert isinstance(found, (OwnRequest, SingletonRequestMixin))
+    assert found.request_dict[NONCE_KEY]
+
+
+def own_strategy(task: Any, app: Any, consumer: Any) -> Any:
+    return "a strategy of the user's", consumer
+
+
+def strategy(bench: Bench) -> None:
+    task = bench.task(Strategy=f"{__name__}:own_strategy")
+    assert task.start_strategy(bench.app, "consumer") == ("a strategy of the user's", "consumer")
+
+
+def acks_late(bench: Bench) -> None:
+    for late in (True, False):
+        bench.task(acks_late=late).delay(1)
+        message = bench.message()
+        bench.run(message)
+        found = bench.run(message)  # delivered again
+        assert (found.info is not None and found.info.state == "IGNORED") is late
+
+
+def is_requeued_after(bench: Bench, error: BaseException, **options: Any) -> bool:
+    bench.task(acks_late=True, **options).delay(1)
+    return is_requeued(bench.request(bench.message()), error)
+
+
+def reject_on_worker_lost(bench: Bench) -> None:
+    for rejects in (True, False):
+        lost = WorkerLostError("killed")
+        assert is_requeued_after(bench, lost, reject_on_worker_lost=rejects) is rejects
+
+
+def retry_on_worker_lost(bench: Bench) -> None:
+    if hasattr(Task, "retry_on_worker_lost"):  # since Celery 5.7
+        assert is_requeued_after(bench, WorkerLostError("killed"), retry_on_worker_lost=True)
+
+
+def acks_on_timeout(bench: Bench) -> None:
+    if hasattr(Task, "acks_on_timeout"):  # since Celery 5.7
+        assert is_requeued_after(bench, TimeLimitExceeded(1), acks_on_timeout=False)
+
+
+def acks_on_failure(bench: Bench) -> None:
+    names = {"acks_on_failure", "acks_on_failure_or_timeout"} & set(vars(Task))
+    for option in names:
+        for acks in (True, False):
+            task = bench.task(acks_late=True, **{option: acks})
+            assert is_done(task, states.FAILURE, OSError()) is acks
+
+
+def autoretry_for(bench: Bench) -> None:
+    message, _ = retried(bench)
+    assert message.headers["retries"] == 1
+
+
+def dont_autoretry_for(bench: Bench) -> None:
+    bench.task(failing, autoretry_for=(Exception,), dont_autoretry_for=(OSError,)).delay(1)
+    assert bench.run().info.state == states.FAILURE
+
+
+def max_retries(bench: Bench) -> None:
+    bench.task(failing, autoretry_for=(OSError,), max_retries=0).delay(1)
+    assert bench.run().info.state == states.FAILURE
+    _, copy = copied(bench, max_retries=0)
+    assert copy.headers["retries"] == 0
+
+
+def default_retry_delay(bench: Bench) -> None:
+    assert retried(bench, default_retry_delay=33)[1] == pytest.approx(33, abs=2)
+
+
+def retry_kwargs(bench: Bench) -> None:
+    assert retried(bench, retry_kwargs={"countdown": 44})[1] == pytest.approx(44, abs=2)
+
+
+def retry_backoff(bench: Bench) -> None:
+    assert retried(bench, retry_backoff=55)[1] == pytest.approx(55, abs=2)
+
+
+def retry_backoff_max(bench: Bench) -> None:
+    reserved = retried(bench, retry_backoff=55, retry_backoff_max=22)[1]
+    assert reserved == pytest.approx(22, abs=2)
+
+
+def time_limit(bench: Bench) -> None:
+    task = bench.task(time_limit=30, ttl=10)
+    run = TaskRun(task, Context(id="t"))
+    assert run._max_hold() == 40
+
+
+def soft_time_limit(bench: Bench) -> None:
+    task = bench.task(on_conflict="retry")
+    task.apply_async((1,), soft_time_limit=3, time_limit=5)
+    with hold_lock(task, 1):
+        bench.run()
+    assert list(bench.message().headers["timelimit"]) == [5, 3]
+    assert bench.task(soft_time_limit=3).soft_time_limit == 3  # the worker reads it there
+
+
+def rate_limit(bench: Bench) -> None:
+    task = bench.task(rate_limit="2/m")
+    assert Consumer.bucket_for_task(None, task).fill_rate == pytest.approx(2 / 60)
+    message, copy = copied(bench, rate_limit="2/m")
+    assert copy.headers["task"] == message.headers["task"]
+
+
+def expires(bench: Bench) -> None:
+    message, copy = copied(bench, expires=99)
+    assert copy.headers["expires"] == message.headers["expires"] is not None
+
+
+def priority(bench: Bench) -> None:
+    message, copy = copied(bench, priority=7)
+    assert copy.properties["priority"] == message.properties["priority"] == 7
+
+
+def queue(bench: Bench) -> None:
+    message, copy = copied(bench, queue=f"slow-{uuid4()}")
+    assert copy.delivery_info["routing_key"] == message.delivery_info["routing_key"]
+
+
+def exchange(bench: Bench) -> None:
+    place = {"exchange": "billing", "exchange_type": "topic", "routing_key": "a.b"}
+    task = bench.task(delivery_mode=1, **place)
+    found: list[Any] = []
+
+    def see(exchange: Any, routing_key: str, **_: Any) -> None:
+        found.append((exchange, routing_key))
+
+    before_task_publish.connect(see)
+    task.delay(1)
+    before_task_publish.disconnect(see)
+    assert found == [("billing", "a.b")]
+    assert (task.exchange_type, task._get_exec_options()["delivery_mode"]) == ("topic", 1)
+
+
+def serializer(bench: Bench) -> None:
+    message, copy = copied(bench, serializer="pickle")
+    assert copy.content_type == message.content_type == "application/x-python-serialize"
+
+
+def backend(bench: Bench) -> None:
+    own = OwnBackend(bench.app, url="memory://")
+    task = bench.task(backend=own)
+    result = task.delay(1)
+    with hold_lock(task, 1):
+        bench.run()
+    assert is_skipped(own.get_result(result.id))
+    assert bench.app.AsyncResult(result.id).state == states.PENDING
+
+
+def ignore_result(bench: Bench) -> None:
+    task = bench.task(ignore_result=True)
+    result = task.delay(1)
+    with hold_lock(task, 1):
+        assert is_skipped(bench.run().retval)
+    assert bench.app.AsyncResult(result.id).state == states.PENDING
+
+
+def store_errors_even_if_ignored(bench: Bench) -> None:
+    test_an_error_of_a_conflict_is_stored_as_celery_stores_errors(bench, "revoke", True, True)
+
+
+def store_eager_result(bench: Bench) -> None:
+    for stored in (True, False):
+        test_an_eager_call_that_is_revoked_is_stored_only_if_eager_results_are(bench, stored)
+
+
+def track_started(bench: Bench) -> None:
+    seen: list[str] = []
+
+    def body(self: Any, number: int) -> None:
+        seen.append(self.AsyncResult(self.request.id).state)
+
+    task = bench.task(body, bind=True, track_started=True, on_conflict="retry")
+    result = task.delay(1)
+    with hold_lock(task, 1):
+        bench.run()
+    assert result.state == states.PENDING
+    bench.run()
+    assert seen == [states.STARTED]
+
+
+def throws(bench: Bench) -> None:
+    task = bench.task(on_conflict="raise", throws=(LockConflict,))
+    assert (
+        get_log_policy(task, SimpleNamespace(internal=False), LockConflict("held")).severity
+        == logging.INFO
+    )
+
+
+def trail(bench: Bench) -> None:
+    once = bench.task(unique="until_done")
+    first = once.delay(1)
+    bench.message()
+
+    def body(number: int) -> list[str]:
+        return [once.delay(1).id, once.apply_async((2,), singleton=False).id]
+
+    for trails in (True, False):
+        parent = bench.task(body, trail=trails).delay(1)
+        bench.run()
+        bench.message()  # the call that was published
+        assert parent.result[0] == first.id
+        children = [child.id for child in parent.children or ()]
+        assert first.id not in children
+        assert bool(children) is trails
+
+
+def resultrepr_maxsize(bench: Bench) -> None:
+    task = bench.task(resultrepr_maxsize=20)
+    task.delay(1)
+    with hold_lock(task, 1):
+        assert len(bench.run().retstr) < 40
+
+
+def send_events(bench: Bench) -> None:
+    bench.task(send_events=False).delay(1)
+    request = bench.request(bench.message())
+    sent: list[str] = []
+    request._eventer = SimpleNamespace(enabled=True, send=lambda name, **_: sent.append(name))
+    request.send_event("task-started")
+    assert sent == []
+
+
+def before_start(bench: Bench) -> None:
+    assert hooks(bench)[0] == ("before_start", None)
+    assert ("before_start", None) in hooks(bench, held=True)
+
+
+def on_success(bench: Bench) -> None:
+    assert ("on_success", 1) in hooks(bench)
+    assert ("on_success", True) in hooks(bench, held=True)
+
+
+def on_failure(bench: Bench) -> None:
+    assert ("on_failure", LockConflict) in hooks(bench, held=True, on_conflict="raise")
+    assert len(hooks(bench, held=True, on_conflict="revoke")) == 1  # before_start
+
+
+def on_retry(bench: Bench) -> None:
+    assert ("on_retry", OSError) in hooks(bench, failing, autoretry_for=(OSError,))
+    bench.message()
+    assert hooks(bench, held=True, on_conflict="retry") == [("before_start", None)]
+
+
+def after_return(bench: Bench) -> None:
+    for held in (True, False):
+        assert hooks(bench, held=held)[-1] == ("after_return", states.SUCCESS)
+
+
+def on_replace(bench: Bench) -> None:
+    def body(self: Any, number: int) -> None:
+        raise self.replace(bench.task(same, name=f"r{uuid4().hex[:8]}").s(2))
+
+    seen: list[Any] = []
+
+    class Replaces(Task):
+        abstract = True
+
+        def on_replace(self, sig: Any) -> Any:
+            seen.append(sig.args)
+            return super().on_replace(sig)
+
+    bench.task(body, bind=True, base=Replaces).delay(1)
+    bench.run()
+    assert seen == [(2,)]
+
+
+def shadow_name(bench: Bench) -> None:
+    class Named(Task):
+        abstract = True
+
+        def shadow_name(self, args: Any, kwargs: Any, options: Any) -> str:
+            return f"work on {args[0]}"
+
+    message, copy = copied(bench, base=Named)
+    assert copy.headers["shadow"] == message.headers["shadow"] == "work on 1"
+
+
+class Order(pydantic.BaseModel):
+    account: int
+
+
+def pydantic_(bench: Bench) -> None:
+    if not hasattr(Task, "_dump_pydantic_arguments"):
+        return  # Celery publishes no models before 5.7
+
+    def body(order: Order) -> int:
+        return order.account
+
+    def by_item(order: Any) -> str:
+        return f"account:{order['account']}"
+
+    def by_attribute(order: Any) -> str:
+        return f"account:{order.account}"
+
+    body.__annotations__ = {"order": Order, "return": int}
+    more = {"pydantic_strict": False, "pydantic_context": {}, "pydantic_dump_kwargs": {}}
+    for key in ("account:{order.account}", by_item):
+        task = bench.task(body, key=key, pydantic=True, **more)
+        assert task.lock_key(Order(account=3)).endswith(":account:3")
+        task.delay(Order(account=3))
+        assert bench.run().retval == 3
+    task = bench.task(body, key=by_attribute, pydantic=True)
+    with pytest.raises(LockKeyError, match=r"write \['account'\], or a template \"\{x.account\}\""):
+        task.lock_key(Order(account=3))
+
+
+PROOFS: dict[str, Callable[[Bench], None]] = {
+    **{"name": name, "base": base, "bind": bind, "typing": typing, "shared": shared},
+    **{"lazy": lazy, "filter": filter_, "Request": request_class, "Strategy": strategy},
+    **{"acks_late": acks_late, "acks_on_timeout": acks_on_timeout},
+    **dict.fromkeys(("acks_on_failure", "acks_on_failure_or_timeout"), acks_on_failure),
+    "reject_on_worker_lost": reject_on_worker_lost,
+    "retry_on_worker_lost": retry_on_worker_lost,
+    **{"autoretry_for": autoretry_for, "dont_autoretry_for": dont_autoretry_for},
+    **{"max_retries": max_retries, "default_retry_delay": default_retry_delay},
+    **{"retry_kwargs": retry_kwargs, "retry_backoff": retry_backoff},
+    **{"retry_backoff_max": retry_backoff_max, "retry_jitter": retry_backoff},
+    **{"time_limit": time_limit, "soft_time_limit": soft_time_limit, "rate_limit": rate_limit},
+    **{"expires": expires, "priority": priority, "queue": queue, "serializer": serializer},
+    **dict.fromkeys(("exchange", "exchange_type", "routing_key", "delivery_mode"), exchange),
+    **{"backend": backend, "ignore_result": ignore_result, "trail": trail, "throws": throws},
+    "store_errors_even_if_ignored": store_errors_even_if_ignored,
+    **{"store_eager_result": store_eager_result, "track_started": track_started},
+    **{"resultrepr_maxsize": resultrepr_maxsize, "send_events": send_events},
+    **{"before_start": before_start, "on_success": on_success, "on_failure": on_failure},
+    **{"on_retry": on_retry, "after_return": after_return, "on_replace": on_replace},
+    "shadow_name": shadow_name,
+    **dict.fromkeys(
+        ("pydantic", "pydantic_context", "pydantic_dump_kwargs", "pydantic_strict"), pydantic_
+    ),
+}
+
+
+@pytest.mark.parametrize("option", PROOFS)
+def test_an_option_does_what_the_table_says(bench: Bench, option: str) -> None:
+    PROOFS[option](bench)
+
+
+def test_every_option_of_celery_has_its_row_and_its_proof() -> None:
+    table = first_codes(section("reference/options.md", "### Celery's own options"))
+    assert sorted(table) == sorted({*TaskOptions.__annotations__, "bind"} - OPTIONS)
+    assert sorted(table) == sorted(PROOFS)
