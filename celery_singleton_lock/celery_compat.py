@@ -40,26 +40,20 @@ def real_app(app: Any = None) -> Any:
     return getattr(chosen, "_get_current_object", lambda: chosen)()
 
 
-def task_from_function(app: Any, fun: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """Create a task in ``app`` now, even if the app is finalized.
+def call_at_close(app: Any, function: Callable[[Any], object]) -> None:
+    """Call ``function(app)`` at each ``app.close()``, also at the end of ``with app:``.
 
-    ``_task_from_fun``: all; Celery's ``shared_task`` uses it. There is no fallback: ``app.task``
-    creates tasks lazily and would deadlock inside ``finalize``.
+    Celery has no signal for it, so the method is replaced in this one app. ``close``: all.
     """
-    return app._task_from_fun(fun, **options)
+    close = app.close
 
+    def close_both() -> None:
+        try:
+            function(app)
+        finally:
+            close()
 
-def create_in_all_apps(create: Callable[[Any], Any]) -> None:
-    """Call ``create(app)`` for each app, existing or not, as Celery's ``shared_task`` does.
-
-    ``_state.connect_on_app_finalize``, ``_state._get_active_apps``, ``_finalize_mutex``: all.
-    Without ``connect_on_app_finalize`` there are no shared tasks; use ``app=`` then.
-    """
-    _state.connect_on_app_finalize(create)
-    for app in _state._get_active_apps():
-        if app.finalized:
-            with app._finalize_mutex:
-                create(app)
+    app.close = close_both
 
 
 def in_current_task(app: Any, function: Callable[[], _R]) -> Callable[[], _R]:
@@ -426,6 +420,16 @@ def limit_backend_timeouts(app: Any, timeout: float) -> Any:
     limited.connparams |= dict.fromkeys(timeouts, timeout)
     limited.connparams["retry"] = Retry(NoBackoff(), 0)
     return limited
+
+
+def close_backend(backend: Any) -> None:
+    """Close the idle connections of a backend that ``limit_backend_timeouts`` has created.
+
+    ``client``: the Redis and Sentinel backends of all versions, which create it at first use.
+    """
+    client = vars(backend).get("client")
+    if client is not None:
+        client.connection_pool.disconnect(inuse_connections=False)
 
 
 # Schedulers of celery beat.

@@ -8,12 +8,16 @@ import re
 import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery
 from celery.utils.nodenames import gethostname
 
+from .celery_compat import call_at_close, close_backend
+from .core import native
+from .core.alarm import LockAlarm
 from .core.clock import Clock, SystemClock
 from .core.events import Events
 from .core.heartbeat import Heartbeat
@@ -102,6 +106,8 @@ class Runtime:
         #: The identity of this process in the records of its leases.
         self.process = identity_of_this_process()
         self._locker: Locker | None = None
+        # Of this locker: one ends its heartbeat after the runtime, one its store after that.
+        self._finalizers: tuple[weakref.finalize[..., Any], ...] = ()
         self._guard = threading.Lock()
 
     @cached_property
@@ -195,13 +201,32 @@ class Runtime:
             self._locker.queue.end()
 
     def close(self) -> None:
-        """End the heartbeat and the threads, and close the connections, if there are any."""
-        for name in {"commands", "publishers"} & self.__dict__.keys():
-            getattr(self, name).close()
-        if self._locker is not None:
-            self._locker.heartbeat.close()
-            self._locker.queue.close()
-            self._locker.store.close()
+        """End the threads and close the connections, if there are any. The next use opens others.
+
+        The heartbeat and the connections of leases that are held end after the last of them.
+        """
+        for name in ("commands", "publishers"):
+            if (threads := self.__dict__.pop(name, None)) is not None:
+                threads.close()
+        with self._guard:
+            locker, self._locker = self._locker, None
+            finalizers, self._finalizers = self._finalizers, ()
+            backend, self.quick_backend = self.quick_backend, None
+        if backend is not None:
+            close_backend(backend)
+        if locker is not None:
+            end_heartbeat, end_store = finalizers
+            end_heartbeat()
+            # Some stores end the leases of this process when they are closed. While there are
+            # leases, the store is closed after the heartbeat.
+            if not locker.heartbeat:
+                end_store.detach()
+                locker.queue.end()
+                locker.queue.close()
+                locker.store.close()
+                # Until the store is collected it keeps its watch, and the heartbeat's alarm would
+                # keep its descriptors.
+                locker.store.watch_connections(LockAlarm())
 
     def _connect(self) -> Locker:
         # Only one of two concurrent first callers creates the objects: with two heartbeats, each
@@ -211,8 +236,13 @@ class Runtime:
                 store = self._given_store or self._first_store()
                 heartbeat = Heartbeat(store, self.clock, self.events, self.outages)
                 # The heartbeat's thread ends with the app, but not when the interpreter exits,
-                # because a body may still run.
-                weakref.finalize(self, heartbeat.close).atexit = False
+                # because a body may still run. The connections end with the heartbeat.
+                end_heartbeat = weakref.finalize(self, heartbeat.close)
+                end_store = weakref.finalize(heartbeat, _close_later, store, os.getpid())
+                end_heartbeat.atexit = end_store.atexit = False
+                if self._given_store is not None:
+                    end_store.detach()
+                self._finalizers = (end_heartbeat, end_store)
                 self._locker = Locker(
                     store, self.clock, heartbeat, self.events, Runtime.lease_notes
                 )
@@ -293,18 +323,51 @@ class Runtime:
         except KeyError:
             store = open_store("memory://") if eager else None
             # setdefault() is atomic: two concurrent first callers get the same runtime.
-            runtimes = app.__dict__.setdefault(_ATTRIBUTE, {})
-            found = runtimes.setdefault((os.getpid(), eager), Runtime(app, store=store))
+            found = _runtimes(app).setdefault((os.getpid(), eager), Runtime(app, store=store))
         return found
 
     @classmethod
     def install(cls, app: Celery, runtime: Runtime | None, *, eager: bool = False) -> None:
         """Use ``runtime`` for ``app`` in this process, or remove it (None). For tests."""
-        runtimes, key = app.__dict__.setdefault(_ATTRIBUTE, {}), (os.getpid(), eager)
+        runtimes, key = _runtimes(app), (os.getpid(), eager)
         if runtime is None:
             runtimes.pop(key, None)
         else:
             runtimes[key] = runtime
+
+
+def _runtimes(app: Celery) -> dict[tuple[int, bool], Runtime]:
+    """The runtimes of ``app`` in all processes; those of this process end with ``app.close()``."""
+    if _ATTRIBUTE not in app.__dict__:  # two threads at once: closed twice, which does nothing
+        call_at_close(app, _close_runtimes)
+    runtimes: dict[tuple[int, bool], Runtime] = app.__dict__.setdefault(_ATTRIBUTE, {})
+    return runtimes
+
+
+def _close_runtimes(app: Celery) -> None:
+    for (process, _), runtime in list(_runtimes(app).items()):
+        if process == os.getpid():
+            runtime.close()
+
+
+def _close_later(store: Store, process: int) -> None:
+    """Close ``store``, which a collected runtime of ``process`` has used, on a thread of its own.
+
+    The garbage collector calls this on any thread, even on one that is inside the store's client or
+    inside :mod:`threading`, whose locks a :class:`threading.Thread` needs.
+    """
+    # A forked child has a copy of its parent's store. Where threads are patched, the sockets belong
+    # to another thread's hub; they are closed when they are collected.
+    if process == os.getpid() and not native.is_patched():
+        with suppress(RuntimeError):  # the interpreter exits, or the process has too many threads
+            native.original("start_new_thread")(_close, (store,))
+
+
+def _close(store: Store) -> None:
+    try:
+        store.close()
+    except Exception:
+        logger.exception("singleton: the store of a collected app could not be closed")
 
 
 def _threads(most: int, name: str) -> Threads:

@@ -71,7 +71,7 @@ class Alarm:
         raise NotImplementedError
 
 
-class _LockAlarm(Alarm):
+class LockAlarm(Alarm):
     """Sleeps on a lock."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class _LockAlarm(Alarm):
         self._lock.acquire(timeout=-1 if seconds is None else min(seconds, _LONGEST))
 
 
-class _EpollAlarm(Alarm):
+class EpollAlarm(Alarm):
     """Sleeps in epoll_wait. The events are edge-triggered, so no event has to be read.
 
     Raises:
@@ -158,6 +158,6 @@ class _EpollAlarm(Alarm):
 def make_alarm() -> Alarm:
     """The best alarm of this system."""
     try:
-        return _EpollAlarm()
+        return EpollAlarm()
     except (AttributeError, OSError):
-        return _LockAlarm()
+        return LockAlarm()

@@ -257,7 +257,7 @@ class Heartbeat:
             self._renew([lease])
 
     def close(self) -> None:
-        """End the thread. Leases that are still registered are no longer renewed."""
+        """End the thread, after the last lease has ended: at the time of its next renewal."""
         self._closed = True
         self._alarm.ring()
 
@@ -517,18 +517,23 @@ class Heartbeat:
         self._events.emit_for(lease, name, **data)
 
     def _run(self) -> None:
-        if not self._start.acquire(blocking=False):
-            return  # two bodies added the first lease at once, and each started a thread
-        self._running = True
-        with observers.elsewhere():
-            while not self._closed:
-                try:
-                    pause = self.sweep()
-                except Exception:
-                    # This thread renews every lease of the process; it must not end.
-                    logger.exception("singleton: the heartbeat failed; it goes on")
-                    pause = _PAUSE_AFTER_FAILURE
-                self._rest(pause)
+        # If two bodies added the first lease at once, each has started a thread, and one is left.
+        while self._start.acquire(blocking=False):
+            self._running = True
+            with observers.elsewhere():
+                while not self._closed or self._leases or self._let_go:
+                    try:
+                        pause = self.sweep()
+                    except Exception:
+                        # This thread renews every lease of the process; it must not end.
+                        logger.exception("singleton: the heartbeat failed; it goes on")
+                        pause = _PAUSE_AFTER_FAILURE
+                    self._rest(pause)
+            self._running = False
+            self._start.release()
+            # A body that has added a lease meanwhile may have seen _running, and started no thread.
+            if not self._leases:
+                return
 
     def _rest(self, seconds: float | None) -> None:
         try:

@@ -402,6 +402,33 @@ def singleton_base(base: Any) -> type:
     return type(f"Singleton{base.__name__}", (SingletonTask, base), attributes)
 
 
+class _ReplacedByApps(type):
+    """The metaclass of :class:`EachAppsTask`, which is asked to create each subclass of it.
+
+    Celery creates a task's class as ``type(name, (base,), {"app": app, ...})``, for each app when
+    that app is finalized.
+    """
+
+    def __new__(cls, name: str, bases: tuple[type, ...], attributes: dict[str, Any]) -> Any:
+        if attributes.get("app") is None:
+            return super().__new__(cls, name, bases, attributes)
+        apps_own = attributes["app"].Task
+        inherited = getattr(apps_own, "singleton", None) or {}
+        attributes["singleton"] = {**inherited, **attributes["singleton"]}
+        base = singleton_base(apps_own)
+        metaclass: Any = type(base)
+        return metaclass.__new__(metaclass, name, (base,), attributes)
+
+
+class EachAppsTask(SingletonTask[..., Any], metaclass=_ReplacedByApps):
+    """As the base of a task: the own Task of the app in which the task is made, and its policy.
+
+    It belongs to no app, so that the options of a shared task may contain it.
+    """
+
+    abstract = True
+
+
 def _under_lease(own: Callable[..., Any]) -> Callable[..., Any]:
     """A subclass's ``__call__`` (Flask's idiom for its context), called under the lease."""
 

@@ -19,7 +19,7 @@ from ..core import native, observers
 from ..core.heartbeat import LossHandler
 from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Token
-from ..core.locker import Waiter
+from ..core.locker import Locker, Waiter
 from ..core.store import Acquire, Refused, Release
 from ..errors import LeaseLost, LockConflict, NoLease, StoreError
 from ..message.header import mint_nonce
@@ -76,12 +76,13 @@ class Block:
     """
 
     __slots__ = (
-        *("__weakref__", "_reset", "_runtime", "_thread", "_unused"),
+        *("__weakref__", "_locker", "_reset", "_thread", "_unused"),
         *("key", "lease", "longest", "scope", "ttl"),
     )
 
     def __init__(self, key: str, scope: str, ttl: float | None, longest: float) -> None:
-        self._runtime: Runtime | None = None  # of the lease to release, if there is one
+        # That of the lease to release, if there is one. The runtime has another one after close().
+        self._locker: Locker | None = None
         self._unused = True
         self.key, self.scope, self.ttl, self.longest = key, scope, ttl, longest
 
@@ -106,15 +107,15 @@ class Block:
         if (held := held_here(full_key)) is not None:
             self.lease = held
             return
-        request = self._request(runtime, full_key)
+        request, locker = self._request(runtime, full_key), runtime.locker
         try:
-            self.lease = yield from _acquire(runtime, request, self.longest, on_lost)
-            self._runtime = runtime
+            self.lease = yield from _acquire(locker, request, self.longest, on_lost)
+            self._locker = locker
         except (LockConflict, StoreError):
             raise
         except BaseException:
             # A signal handler may have raised after the grant and before this frame has the lease.
-            runtime.locker.forget(request)
+            locker.forget(request)
             raise
 
     def _request(self, runtime: Runtime, full_key: str) -> Acquire:
@@ -146,7 +147,7 @@ class Block:
     @property
     def owns(self) -> bool:
         """Whether the lease is this block's own, and not released."""
-        return self._runtime is not None
+        return self._locker is not None
 
     @property
     def entered_here(self) -> bool:
@@ -166,21 +167,21 @@ class Block:
 
     def release(self) -> None:
         """Release the lease, unless it is that of a block or task around this one."""
-        runtime = self._runtime
+        locker = self._locker
         # While the interpreter is finalized, the modules of clients are gone already.
-        if runtime is not None and not sys.is_finalizing():
-            runtime.locker.release(self.lease, Release.of(self.lease))
-            self._runtime = None
+        if locker is not None and not sys.is_finalizing():
+            locker.release(self.lease, Release.of(self.lease))
+            self._locker = None
             _entered.discard(self)
 
     def __del__(self) -> None:
-        runtime = self._runtime
-        if runtime is None or sys.is_finalizing():
+        locker = self._locker
+        if locker is None or sys.is_finalizing():
             return
         # The block was abandoned: an ExitStack was never closed. The garbage collector may run this
         # on any thread, such as the heartbeat's, or one that is using a connection to the store.
         self.leave()
-        locker, lease = runtime.locker, self.lease
+        lease = self.lease
 
         def release() -> None:
             with observers.elsewhere():  # this thread has no hub that runs
@@ -213,10 +214,10 @@ def _release_abandoned() -> None:
 
 
 def _acquire(
-    runtime: Runtime, request: Acquire, longest: float, on_lost: LossHandler
+    locker: Locker, request: Acquire, longest: float, on_lost: LossHandler
 ) -> Generator[Wait, None, Lease]:
     """Try to acquire the lease for at most ``longest`` seconds."""
-    locker, clock = runtime.locker, runtime.clock
+    clock = locker.clock
     give_up_at = clock.now() + longest
     waiter = Waiter(locker, request) if longest else None
     reply: Lease | Refused | None = None

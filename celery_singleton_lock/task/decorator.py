@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from celery import Celery, Task
+from celery import Celery, Task, shared_task
 from celery.app.task import Task as BaseTask
 from celery.local import Proxy
 
-from ..celery_compat import create_in_all_apps, real_app, task_from_function
 from ..policy import CONFLICT_OPTIONS, OPTIONS
-from .base import SingletonTask, singleton_base, validate
+from .base import EachAppsTask, SingletonTask, singleton_base, validate
 
 if TYPE_CHECKING:
     from .option_types import TaskOptions
@@ -94,34 +93,20 @@ def _create(fun: Callable[..., Any], app: Any, options: dict[str, Any]) -> Any:
     base = options.pop("base", None)
     given = {name: options.pop(name) for name in OPTIONS & set(options)}
     _refuse_mistakes(options, given, base, f"@singleton_task on {fun.__qualname__}")
+    policy = {**(getattr(base, "singleton", None) or {}), **given}
     names = ("autoretry_for", "dont_autoretry_for")
     errors, excepted = (options.get(name, getattr(base, name, ())) for name in names)
     validate(
-        _policy(base, given),
+        policy,
         *(fun.__qualname__, fun),
         is_bound=bool(options.get("bind")),
         autoretry=(errors, excepted),
     )
+    # Celery keeps the options of a shared task for the life of the process, and makes the task in
+    # each app. An object of one app among them would keep that app alive.
+    options |= {"base": singleton_base(base) if base else EachAppsTask, "singleton": policy}
 
-    def options_for(app: Any) -> dict[str, Any]:
-        real_base = base or app.Task
-        policy = _policy(real_base, given)
-        return {**options, "base": singleton_base(real_base), "singleton": policy}
-
-    if app is not None:
-        return app.task(fun, **options_for(app))
-    # As Celery's shared_task, but with each app's own Task as the base.
-    create_in_all_apps(lambda app: task_from_function(app, fun, options_for(app)))
-
-    def task() -> Any:
-        app = real_app()
-        return app.tasks[options.get("name") or app.gen_task_name(fun.__name__, fun.__module__)]
-
-    return Proxy(task)
-
-
-def _policy(base: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    return {**(getattr(base, "singleton", None) or {}), **given}
+    return (shared_task if app is None else app.task)(fun, **options)
 
 
 def _refuse_mistakes(

@@ -278,7 +278,7 @@ class TaskRun:
             # If this is task_postrun, the ttl frees the key, because the lease is no longer
             # renewed.
             if isinstance(held, Lease):
-                self.runtime.locker.heartbeat.discard(held)
+                self._locker.heartbeat.discard(held)
             raise
         self._state = _State.SETTLED
         # The request and the features refer to this run. A reference cycle would keep all objects
@@ -672,7 +672,7 @@ class TaskRun:
     def _interrupted(self, lease: Lease) -> Any:
         """Handle the end of a body that was interrupted because its lease was lost."""
         # The body's check() may have noticed the loss first.
-        self.runtime.locker.heartbeat.declare(lease)
+        self._locker.heartbeat.declare(lease)
         error = lease.lost_error()  # created before the release changes the lease
         goes_back = self._goes_back(self.request)
         # With acks_late, the message ends with the marker "done".

@@ -35,7 +35,7 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.core import heartbeat, native, observers
-from celery_singleton_lock.core.alarm import _LockAlarm
+from celery_singleton_lock.core.alarm import LockAlarm
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease
@@ -84,7 +84,7 @@ if WITHOUT == "native":
 
     native.start_new_thread = start_new_thread
     native.allocate_lock = threading.Lock
-    heartbeat.make_alarm = _LockAlarm  # epoll would block the hub
+    heartbeat.make_alarm = LockAlarm  # epoll would block the hub
     native.get_ident = threading.get_ident
 
 

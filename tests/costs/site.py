@@ -209,7 +209,8 @@ def _end_heartbeat(site: Site) -> None:
     for thread in set(threading.enumerate()) - others:
         thread.join(60)
         assert not thread.is_alive()
-    # As the thread would have: from now on no lease that comes has to wake it.
+    # As if the thread slept: from now on no lease that comes has to start it or to wake it.
+    heartbeat._running = True
     site.cycle()
     heartbeat.sweep()
 

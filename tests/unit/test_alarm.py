@@ -29,7 +29,7 @@ def alarm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Al
     if request.param == "lock":
         monkeypatch.delattr(select, "epoll", raising=False)
     made = make_alarm()
-    assert type(made).__name__ == f"_{request.param.title()}Alarm"
+    assert type(made).__name__ == f"{request.param.title()}Alarm"
     return made
 
 
@@ -202,7 +202,7 @@ def test_a_process_without_a_free_descriptor_has_an_alarm(monkeypatch: pytest.Mo
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "eventfd", fail)
-    assert type(make_alarm()).__name__ == "_LockAlarm"
+    assert type(make_alarm()).__name__ == "LockAlarm"
 
 
 # --- time ----------------------------------------------------------------------------------------

@@ -1012,3 +1012,16 @@ def test_a_look_that_fails_is_repeated_and_ends_no_renewal(
     bench.advance(20.0)
     assert len(looks) == 20
     assert not lease.lost
+
+
+def test_a_closed_heartbeat_renews_what_is_held_and_what_is_added_later_then_ends() -> None:
+    clock = SystemClock()
+    store = FlakyStore(clock)
+    heartbeat = Heartbeat(store, clock, Events())
+    for key in ("held while it is closed", "added after its end"):
+        lease = hold(store, clock, heartbeat, key, 0.3, None, lambda lease: None)
+        heartbeat.close()
+        until = lease.valid_until
+        wait_until(lambda: lease.valid_until > until + 0.3, "it is renewed")  # noqa: B023
+        heartbeat.discard(lease)
+        wait_until(lambda: not heartbeat._running, "the thread has ended")
