@@ -83,6 +83,8 @@ NOTES_TIMEOUT: Final = 0.2
 _TAKEN: Final = (LossReason.GONE, LossReason.REPLACED)
 # Seconds until the next sweep after a sweep that raised an unexpected exception.
 _PAUSE_AFTER_FAILURE: Final = 1.0
+# Seconds between two looks of a closed heartbeat for the end of its last lease.
+_PAUSE_WHEN_CLOSED: Final = 1.0
 _FOREVER: Final = float("inf")
 # Getters for a sweep, which reads each lease: they need no Python frame per item.
 _SWEEP_AT, _TTL = attrgetter("sweep_at"), attrgetter("ttl")
@@ -257,8 +259,13 @@ class Heartbeat:
             self._renew([lease])
 
     def close(self) -> None:
-        """End the thread, after the last lease has ended: at the time of its next renewal."""
+        """End the thread, within a second after the last lease has ended.
+
+        The store is drained before, if there are asynchronous releases without a reply.
+        """
         self._closed = True
+        for lease in list(self._let_go):
+            self._let_go[lease] = self._clock.now()
         self._alarm.ring()
 
     def sweep(self) -> float | None:
@@ -528,6 +535,8 @@ class Heartbeat:
                         # This thread renews every lease of the process; it must not end.
                         logger.exception("singleton: the heartbeat failed; it goes on")
                         pause = _PAUSE_AFTER_FAILURE
+                    if self._closed:  # the end of a lease does not wake this thread
+                        pause = min(_FOREVER if pause is None else pause, _PAUSE_WHEN_CLOSED)
                     self._rest(pause)
             self._running = False
             self._start.release()
