@@ -24,8 +24,8 @@ from kombu import pools
 #: Seconds. Only a test that leaves something waits that long.
 PATIENCE = 10.0
 _LOOK = 0.02
-# The observers' thread: one for the life of a process, whatever apps it has.
-_OF_THE_PROCESS = ("singleton-observers",)
+# The threads of observers: for the life of a process, whatever apps it has.
+_OF_THE_PROCESS = ("singleton-log", "singleton-receivers", "singleton-sink")
 
 
 @dataclass
