@@ -35,6 +35,10 @@ _SEQUENCES: Final = frozenset({list, tuple})
 def as_sent(args: Any, kwargs: Any, serializer: str = "json") -> tuple[Any, Any]:
     """The arguments as a worker gets them: serialization converts tuples to lists, and so on.
 
+    They are returned as given if the serializer can't write them, because publishing raises then.
+    Also if it can't read what it has written, as msgpack with integers as keys: the message is
+    published, and the worker that discards it frees its claim (`worker.discarded`).
+
     Args:
         args: Positional arguments.
         kwargs: Keyword arguments.
@@ -47,7 +51,7 @@ def as_sent(args: Any, kwargs: Any, serializer: str = "json") -> tuple[Any, Any]
         content_type, encoding, data = serialization.dumps(arguments, serializer)
         sent, named = serialization.loads(data, content_type, encoding, accept={content_type})
     except (TypeError, ValueError, KombuError):
-        return args, kwargs  # publishing will raise
+        return args, kwargs
     return sent, named
 
 

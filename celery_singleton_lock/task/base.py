@@ -49,7 +49,7 @@ R = TypeVar("R")
 
 # Names instead of the classes: only a worker imports them, when it starts.
 _STEP = "celery_singleton_lock.worker.bootstep:SingletonStep"
-_CONSUMER_STEP = "celery_singleton_lock.worker.bootstep:PoppedMessagesStep"
+_CONSUMER_STEP = "celery_singleton_lock.worker.bootstep:MessagesStep"
 _NOT_GIVEN = (None, None, None, None)
 
 if TYPE_CHECKING:

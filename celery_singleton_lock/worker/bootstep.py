@@ -35,12 +35,12 @@ from ..settings import Settings
 from ..stores import is_sentinel_url
 from ..stores.eviction import REMEDY
 from ..stores.faults import fault_of
+from .discarded import watch_discards
 from .event_sender import EventSender
 from .fork_locks import FORK_LOCKS
 from .other_prefix import PAGE, leases_elsewhere, text_of
 from .parent_heartbeat import ParentHeartbeat
 from .queue_look import QueueLook
-from .queue_place import watch_undecodable
 from .shared_memory import SharedMemory
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -146,19 +146,21 @@ class SingletonStep(bootsteps.StartStopStep):
             self._events.start()
 
 
-class PoppedMessagesStep(bootsteps.StartStopStep):
-    """Started with each connection to the broker.
+class MessagesStep(bootsteps.StartStopStep):
+    """Created with the worker's consumer, and started with each of its connections to the broker.
 
     A put-back message has a countdown. When a countdown ends, kombu's Redis transport may keep a
-    message where the death of the worker loses it. A message that can't be decoded may have a place
-    in a queue.
+    message where the death of the worker loses it.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        watch_discards(consumer)
+
     def start(self, consumer: Any) -> None:
         read_replies_to_sent_pops(consumer.task_consumer.channel)
-        watch_undecodable(consumer)
 
 
 def check_app(app: Celery, *, is_prefork: bool = False) -> None:

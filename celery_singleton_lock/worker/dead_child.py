@@ -53,6 +53,7 @@ from ..policy import Unique
 from ..runtime import Runtime
 from . import queue_place
 from .ask import TIMEOUT, ask, ask_later
+from .discarded import report
 from .shared_memory import DeadLease, SharedMemory
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -133,10 +134,22 @@ def settle_claim(request: Any, comes_back: bool) -> None:
         ask(Runtime.of(request.app), *settling)
 
 
-def discard_claim(request: Any) -> None:
-    """Free the claim of a message that is not run; the main thread does not wait for it."""
+def discard_claim(request: Any, reason: str = "") -> None:
+    """Free the claim of a message; the main thread does not wait for it.
+
+    Args:
+        request: The worker's request of the message.
+        reason: Why it is not run; empty: it is.
+    """
     if settling := _settling(request, comes_back=False):
-        ask_later(Runtime.of(request.app), *settling)
+        what, ttl, settle = settling
+
+        def free(store: Store) -> None:
+            settle(store)
+            if reason:
+                report(f"{request.task.name}[{request.id}]", reason)
+
+        ask_later(Runtime.of(request.app), what, ttl, free)
 
 
 def _settling(

@@ -1,18 +1,14 @@
 """The place of a call in the queue of its key, once it has ended without a body that says so.
 
-A child died, or the message is discarded: it was revoked, has expired, names a task that the worker
-does not know, is invalid, or can't be decoded. This runs in the thread that consumes messages,
-which publishes nothing, because the broker may not answer: the next call is due for a look at once.
-The claim of a message that has no task is freed here too, whether the call has a place or not.
+A child died, or the message is discarded: it was revoked, has expired, or never becomes a task
+(`worker.discarded`). This runs in the thread that consumes messages, which publishes nothing,
+because the broker may not answer: the next call is due for a look at once.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from celery import signals
 
 from ..core.call_queue import Hint, Removal, Remove
 from ..core.events import EventName
@@ -20,11 +16,9 @@ from ..core.lease import Token
 from ..core.store import Store
 from ..message.header import header_of
 from ..policy import ConflictAction
-from ..publish.queue import claim_in, delivery_of, emit
+from ..publish.queue import delivery_of, emit
 from ..runtime import Runtime
 from .ask import TIMEOUT, ask, ask_later
-
-logger = logging.getLogger("celery_singleton_lock")
 
 # Seconds in which the message of a call comes back that Celery or the broker requeues.
 _COMES_BACK = 60.0
@@ -111,54 +105,3 @@ def _end(
             queue.defer(key, seconds=seconds, timeout=TIMEOUT, unpublished=following)
 
     return ttl, end
-
-
-def watch_undecodable(consumer: Any) -> None:
-    """Let a call leave its queue if the consumer can't decode its message.
-
-    Celery logs and acknowledges such a message, and sends no signal.
-    """
-    on_decode_error = consumer.on_decode_error
-
-    def discard_undecodable(message: Any, exc: Exception) -> None:
-        on_decode_error(message, exc)
-        _discard(consumer, message, "undecodable")
-
-    # A consumer that has lost its connection starts again.
-    if on_decode_error.__name__ != discard_undecodable.__name__:
-        consumer.on_decode_error = discard_undecodable
-
-
-@signals.task_unknown.connect
-def _discard_unknown(sender: Any, message: Any, **_: Any) -> None:
-    """Called by Celery's consumer for a message that names an unknown task."""
-    _discard(sender, message, "unknown")
-
-
-@signals.task_rejected.connect
-def _discard_invalid(sender: Any, message: Any, **_: Any) -> None:
-    """Called by Celery's consumer for a message that is no task."""
-    _discard(sender, message, "invalid")
-
-
-def _discard(sender: Any, message: Any, reason: str) -> None:
-    try:
-        discard(sender.app, message.headers or {}, reason)
-        _free_claim(sender.app, message.headers or {})
-    except Exception:
-        # The headers may have any form. A signal's receiver must not end the consumer.
-        logger.exception("singleton: a message that is no task has kept its claim or place")
-
-
-def _free_claim(app: Any, headers: Mapping[str, Any]) -> None:
-    """Free the claim of a message that has no task here, and so no request that would free it."""
-    runtime = Runtime.of(app)
-    token, claim = claim_in(headers, runtime)
-    if claim is not None:
-        change = claim.freed("" if claim.arguments is None else token.task)
-        what = f"{headers.get('task')}[{token.task_id}] has ended with the claim {claim.key}"
-
-        def settle(store: Store) -> None:
-            store.settle_claim(token, change, timeout=TIMEOUT)
-
-        ask_later(runtime, what, claim.unique_for, settle)

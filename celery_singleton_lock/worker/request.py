@@ -22,6 +22,7 @@ from celery import Celery
 from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
+from kombu.exceptions import ContentDisallowed, DecodeError
 
 from .. import celery_compat
 from ..celery_compat import CONTEXT_FIELDS, CONTEXT_METHODS
@@ -60,6 +61,7 @@ class SingletonRequestMixin:
     content_type: str | None
     id: str
     task: Any
+    time_start: float | None
     worker_pid: int | None
     request_dict: dict[str, Any]
 
@@ -136,12 +138,20 @@ class SingletonRequestMixin:
         """As Celery's. If the message is discarded, its claim is freed."""
         discarded = bool(super().revoked())  # type: ignore[misc]
         if discarded:
-            discard_claim(self)
             # Celery has noted the id of an expired message as a revoked one.
             is_expired = self.maybe_expire()  # type: ignore[attr-defined]
-            reason = "expired" if is_expired else "revoked"
-            queue_place.discard(self.app, self.request_dict, reason)
+            self._discard("expired" if is_expired else "revoked")
         return discarded
+
+    def reject(self, requeue: bool = False) -> None:
+        """As Celery's. If it never reached the pool, its claim is freed: its ``eta`` is no time."""
+        super().reject(requeue)  # type: ignore[misc]
+        if not requeue and self.time_start is None:
+            self._discard("invalid")
+
+    def _discard(self, reason: str) -> None:
+        discard_claim(self, reason)
+        queue_place.discard(self.app, self.request_dict, reason)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         try:
@@ -169,6 +179,10 @@ class SingletonRequestMixin:
                 settle_claim(self, comes_back)
             if not comes_back:
                 queue_place.discard(self.app, self.request_dict, "lost")
+        elif not return_ok and isinstance(exc, (ContentDisallowed, DecodeError)):
+            # The child could not decode the message, which this process has decoded. An error of
+            # the body comes with return_ok.
+            self._discard("undecodable")
         super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
 
 

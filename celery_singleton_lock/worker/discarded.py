@@ -1,0 +1,91 @@
+"""Messages that a worker discards before they become tasks.
+
+Overview
+    Celery's consumer rejects a message whose task it does not know, that is invalid, or whose
+    content type it does not accept. It acknowledges one that it can't decode. No request exists
+    then, so the claim is found in the message's headers: no body is needed for that.
+
+Guarantees
+    The claim of such a message is freed, its newest arguments are deleted, and its call leaves the
+    queue of its key. Also if the result backend does not answer: Celery stores the failure of an
+    unknown task after it has rejected the message, and sends ``task_unknown`` last. So Celery's
+    methods are wrapped, and no signal is used.
+
+Non-guarantees
+    A message that crashes the worker is not discarded: the broker delivers it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ..core.store import Store
+from ..publish.queue import claim_in
+from ..runtime import Runtime
+from . import queue_place
+from .ask import TIMEOUT, ask_later
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# The methods of Celery's consumer that end a message, and why. kombu calls the last one too.
+_REASONS: Final = {
+    "on_unknown_task": "unknown",
+    "on_unknown_message": "invalid",
+    "on_invalid_task": "invalid",
+    "on_decode_error": "undecodable",
+}
+
+
+def watch_discards(consumer: Any) -> None:
+    """End the claims and calls of the messages that ``consumer`` discards.
+
+    Called before the consumer has a connection, because kombu keeps ``on_decode_error``.
+    """
+    for name, reason in _REASONS.items():
+        setattr(consumer, name, _watched(consumer.app, getattr(consumer, name), reason))
+
+
+def _watched(app: Any, method: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    def discard(*args: Any) -> Any:
+        try:
+            return method(*args)
+        finally:
+            # on_decode_error has the message first, the others have it after the body.
+            _discard(app, args[0 if reason == "undecodable" else 1], reason)
+
+    return discard
+
+
+def _discard(app: Any, message: Any, reason: str) -> None:
+    try:
+        # In protocol 1, the headers have no id.
+        task_id = message.headers.get("id") or message.properties.get("correlation_id")
+        headers = {**message.headers, "id": task_id}
+        queue_place.discard(app, headers, reason)
+        _free_claim(app, headers, reason)
+    except Exception:
+        # The headers may have any form. They must not end the consumer.
+        logger.exception("singleton: a message that is no task has kept its claim or place")
+
+
+def _free_claim(app: Any, headers: Mapping[str, Any], reason: str) -> None:
+    runtime = Runtime.of(app)
+    token, claim = claim_in(headers, runtime)
+    if claim is None:
+        return
+    change = claim.freed("" if claim.arguments is None else token.task)
+    task = f"{headers.get('task') or ''}[{token.task_id}]"
+
+    def settle(store: Store) -> None:
+        store.settle_claim(token, change, timeout=TIMEOUT)
+        report(task, reason)
+
+    what = f"{task} has ended with the claim {claim.key}"
+    ask_later(runtime, what, claim.unique_for, settle)
+
+
+def report(task: str, reason: str) -> None:
+    """Log that a message never runs, and that it has no claim any more."""
+    logger.info("singleton: %s was discarded (%s), and its claim is freed", task, reason)

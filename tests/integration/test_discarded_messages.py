@@ -1,0 +1,207 @@
+"""A message that a worker discards before it is a task ends its claim, whatever is wrong with it.
+
+A claim lasts 600 s here, so only the worker that discards the message can free it in time.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from celery.signals import before_task_publish
+from celery.worker.consumer import Consumer
+from kombu import Message, compression
+
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.policy import OnDuplicate
+from example_project.private_server import PrivateServer
+from tests.harness.worker import CeleryWorker
+from tests.integration.conftest import Consume
+from tests.integration.stage import Stage, open_stage, wait_until
+
+APP = "tests.apps.discarded"
+
+# The worker does not know it.
+compression.register(lambda data: data, lambda data: data, "application/x-unknown", ["unknown"])
+
+
+@pytest.fixture(scope="module")
+def stage(redis_server: Any, _databases: Iterator[int], tmp_path_factory: Any) -> Iterator[Stage]:
+    url = redis_server.url(next(_databases))
+    env = {"LOCK_URL": url}
+    with open_stage(url, tmp_path_factory.mktemp("discarded"), APP, env) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def worker(stage: Stage) -> CeleryWorker:
+    # East of Greenwich, the last minute of the calendar has no local time.
+    return stage.worker(concurrency=1, env={"TZ": "Asia/Tokyo"})
+
+
+def claim_of(task: Any, name: str) -> str:
+    return Keyspace.claim(task.name, task.lock_key(name))
+
+
+@contextmanager
+def publishing(change: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
+    """Apply ``change`` to body and headers of each message that this process publishes."""
+
+    def receive(body: Any, headers: dict[str, Any], **_: Any) -> None:
+        change(body, headers)
+
+    before_task_publish.connect(receive)
+    try:
+        yield
+    finally:
+        before_task_publish.disconnect(receive)
+
+
+def sent(task: Any, name: str, **options: Any) -> Any:
+    return task.apply_async((name,), **options)
+
+
+def changed(change: Callable[[Any, dict[str, Any]], None], **options: Any) -> Callable[..., Any]:
+    def send(task: Any, name: str, queue: str, **others: Any) -> Any:
+        with publishing(change):
+            return sent(task, name, queue=queue, **options, **others)
+
+    return send
+
+
+def without_task(body: Any, headers: dict[str, Any]) -> None:
+    del headers["task"]
+
+
+def in_protocol_1(task: Any, name: str, **options: Any) -> Any:
+    task.app.conf.task_protocol = 1
+    del task.app.amqp
+    try:
+        return sent(task, name, **options)
+    finally:
+        task.app.conf.task_protocol = 2
+        del task.app.amqp
+
+
+def damaged(stage: Stage, task: Any, name: str, queue: str) -> Any:
+    """A message whose body is cut off in the broker."""
+    result = sent(task, name, queue=queue)
+    message = json.loads(stage.redis.lpop(queue))
+    stage.redis.lpush(queue, json.dumps({**message, "body": b64encode(b"[").decode()}))
+    return result
+
+
+#: How the message is sent, and why the worker discards it, by what is wrong.
+WAYS: dict[str, tuple[Callable[..., Any], str]] = {
+    "it does not decode": (
+        lambda task, name, **options: sent(task, name, serializer="one-way", **options),
+        "undecodable",
+    ),
+    "its content is not accepted": (
+        lambda task, name, **options: sent(task, name, serializer="pickle", **options),
+        "invalid",
+    ),
+    "it has JSON that loads refuses": (
+        lambda task, name, **options: task.apply_async(
+            (name, {"__type__": "no-such-type", "__value__": "1"}), **options
+        ),
+        "undecodable",
+    ),
+    "its compression is not known": (
+        lambda task, name, **options: sent(task, name, compression="unknown", **options),
+        "undecodable",
+    ),
+    "its expires is no time": (
+        changed(lambda body, headers: headers.update(expires="soon")),
+        "invalid",
+    ),
+    "it names no task": (changed(without_task), "invalid"),
+    "it names no task and does not decode": (
+        changed(without_task, serializer="one-way"),
+        "undecodable",
+    ),
+    "its eta is beyond the calendar": (
+        lambda task, name, **options: sent(
+            task, name, eta=datetime(9999, 12, 31, 23, 59, tzinfo=UTC), **options
+        ),
+        "invalid",
+    ),
+    "only the child does not decode it": (
+        lambda task, name, **options: sent(task, name, serializer="not-in-children", **options),
+        "undecodable",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_message_that_is_discarded_frees_its_claim_and_the_worker_says_why(
+    stage: Stage, worker: CeleryWorker, name: str, way: str
+) -> None:
+    send, reason = WAYS[way]
+    task = stage.app.known
+    ended = send(task, name, queue="celery")
+    wait_until(lambda: not stage.redis.exists(claim_of(task, name)), "its claim is free", 15)
+    following = task.delay(name)
+    assert following.id != ended.id
+    assert following.get(timeout=30) == name
+    worker.wait_for_log(rf"{ended.id}\S* was discarded \({reason}\)", timeout=5)
+
+
+@pytest.mark.parametrize("send", [sent, in_protocol_1])
+@pytest.mark.parametrize("results", ["there", "disabled", "away"])
+def test_a_message_of_an_unknown_task_frees_its_claim(
+    stage: Stage,
+    worker: CeleryWorker,
+    name: str,
+    consume: Consume,
+    private_redis: PrivateServer,
+    send: Any,
+    results: str,
+) -> None:
+    task = stage.app.gone
+    ended = send(task, name, queue=name)
+    assert stage.redis.exists(claim_of(task, name))
+    env = {"WITHOUT": "1"}
+    if results == "disabled":
+        env["RESULT_URL"] = "disabled://"
+    elif results == "away":
+        env["RESULT_URL"] = private_redis.url()
+        private_redis.kill()
+    other = consume(name, env=env)
+    wait_until(lambda: not stage.redis.exists(claim_of(task, name)), "its claim is free", 15)
+    other.wait_for_log(rf"{ended.id}\S* was discarded \(unknown\)", timeout=5)
+
+
+@pytest.mark.parametrize("way", ["its content is not accepted", "it does not decode"])
+def test_the_newest_arguments_of_a_discarded_message_are_deleted(
+    stage: Stage, worker: CeleryWorker, name: str, consume: Consume, way: str
+) -> None:
+    send, _ = WAYS[way]
+    task, singleton = stage.app.known, {"on_duplicate": OnDuplicate.REPLACE}
+    ended = send(task, name, queue=name, singleton=singleton)
+    again = task.apply_async((name, "newest"), queue=name, singleton=singleton)
+    assert again.id == ended.id
+    arguments = claim_of(task, name).replace("}:claim|", "}:args|", 1) + "|*"
+    assert stage.redis.keys(arguments)
+    consume(name)
+    wait_until(lambda: not stage.redis.keys(arguments), "the arguments are deleted", 15)
+    assert not stage.redis.exists(claim_of(task, name))
+
+
+def test_no_other_method_of_celery_or_kombu_ends_a_message_before_its_run() -> None:
+    """A new version of Celery may have another way; `WAYS` and the unknown task are those of today.
+
+    The requests of tasks acknowledge and reject through the promises of ``on_task_received``.
+    """
+    ending = {"ack", "reject", "ack_log_error", "reject_log_error"}
+    assert ending <= vars(Message).keys()
+    methods = inspect.getmembers(Consumer, inspect.isfunction)
+    assert {name for name, method in methods if ending & set(method.__code__.co_names)} == {
+        *("on_decode_error", "on_invalid_task", "on_unknown_message", "on_unknown_task"),
+    }
