@@ -95,6 +95,8 @@ class Runtime:
         self.eager_results: dict[str, Any] = {}
         #: The result backend with the timeouts of a publisher; created when it is needed.
         self.quick_backend: Any = None
+        #: The result backends of other kinds that no thread uses now.
+        self.idle_backends: list[Any] = []
         #: The producers that publish the next calls of queues; created when they are needed.
         self.hint_producers: Any = None
         #: The last thread that another result backend did not answer in time.

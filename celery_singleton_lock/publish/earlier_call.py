@@ -2,7 +2,9 @@
 
 Guarantees
     No call is answered with a call that is known to have ended, except in its period. A publisher
-    waits for the result backend for half a second at most.
+    waits for the result backend for about half a second at most, however often it asks: for 0.4 s
+    for one answer, and it asks again only if it has waited for less than 0.1 s so far.
+    The number of a process's backends does not grow with its duplicates.
 """
 
 from __future__ import annotations
@@ -24,19 +26,27 @@ from ..policy import Unique
 from ..runtime import Runtime
 from .continuation import continues
 
-# Seconds to wait for the result backend.
+# Seconds to wait for one answer of the result backend.
 _TIMEOUT: Final = 0.4
+#: Seconds of waiting after which a publication does not ask the result backend again.
+ENOUGH: Final = 0.1
 # Seconds. A result that is older than its claim by more than this belongs to an earlier call with
 # the same, explicit task id.
 _MAX_CLOCK_DIFFERENCE: Final = 60.0
 
 
-def takes_over(runtime: Runtime, existing: Record, caller: Holder) -> bool:
+def takes_over(runtime: Runtime, existing: Record, caller: Holder, *, asks: bool = True) -> bool:
     """Whether the caller takes over the claim, because the call that has it may not do the work.
 
     That call may expire while the caller's does not; or it is the running task, which publishes its
     own successor; or it has ended and its worker could not free the claim: the worker was killed
     after it had stored the result, or the store was unreachable.
+
+    Args:
+        runtime: The runtime of the caller's app.
+        existing: The record of the call that has the claim.
+        caller: The call that requests it.
+        asks: Whether the result backend is asked; if not, that call counts as not ended.
     """
     # Two calls that expire count as equal: with expires=60 at the task, each call expires later
     # than the one before.
@@ -44,7 +54,7 @@ def takes_over(runtime: Runtime, existing: Record, caller: Holder) -> bool:
         return True
     if continues(runtime.app.current_worker_task, Token.task_id_of(existing.token)):
         return True
-    return _has_ended(runtime, existing, caller.task)
+    return asks and _has_ended(runtime, existing, caller.task)
 
 
 def does_the_work_of(existing: Record, claim: Claim) -> bool:
@@ -87,10 +97,21 @@ def _result_meta(runtime: Runtime, task_id: str, task: str) -> Mapping[str, Any]
     if runtime.unanswered is not None and runtime.unanswered.is_alive():
         return {}
     answers: list[Mapping[str, Any]] = []
+    # Celery makes a backend, with its connections, for each thread; it does not close them at the
+    # thread's end. So the next thread gets the backend of one that has ended.
+    idle = runtime.idle_backends
 
     def ask() -> None:
         with suppress(Exception):  # there is no result backend, or it fails
-            answers.append(result_meta(backend_of(app, task), task_id))  # this thread's own backend
+            if is_apps_own:
+                backend = idle.pop() if idle else app.backend  # app.backend: this thread's own
+            else:
+                backend = backend_of(app, task)
+            try:
+                answers.append(result_meta(backend, task_id))
+            finally:
+                if is_apps_own:
+                    idle.append(backend)
         if django_db := sys.modules.get("django.db"):
             # The backend may be in Django's database. Django closes connections at the end of
             # a request; those of another thread stay open until they are collected.

@@ -38,7 +38,7 @@ from ..message.values import SkippedResult, skipped_value
 from ..policy import OnDuplicate, Policy, Unique
 from ..runtime import Runtime
 from .continuation import continues
-from .earlier_call import does_the_work_of, takes_over
+from .earlier_call import ENOUGH, does_the_work_of, takes_over
 from .newest_arguments import NewestArguments
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -96,6 +96,7 @@ class Publication:
         joins: Whether ``send`` gives the call a place in the queue of its key. The claim is then
             admitted for a moment, and the join prolongs it. A publisher that dies between the two
             must not have duplicates answered with a call that was never made.
+        waited: Seconds for which it has waited for the result backend.
     """
 
     runtime: Runtime
@@ -109,6 +110,7 @@ class Publication:
     drops_in_canvas: bool = False
     newest: NewestArguments | None = None
     joins: bool = False
+    waited: float = 0.0
 
     def publish(self, send: Send) -> AsyncResult[Any]:
         """Claim and ``send``, or answer with the call that has the claim.
@@ -264,7 +266,12 @@ class Publication:
             runtime.outages.end(claim.key)
         if runtime.orphans:
             runtime.orphans.pop(claim.key, None)
-        if existing is None or claim.is_period or not takes_over(runtime, existing, call.holder):
+        if existing is None or claim.is_period:
+            return existing
+        asked_at = runtime.clock.now()
+        takes = takes_over(runtime, existing, call.holder, asks=self.waited < ENOUGH)
+        self.waited += runtime.clock.now() - asked_at
+        if not takes:
             return existing
         return _ask(runtime, replace(call, instead_of=existing.token))
 

@@ -7,6 +7,7 @@ time of this day, for results say when they were done.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import pickle
 import threading
@@ -39,8 +40,9 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.lease import Phase, Record, Token
-from celery_singleton_lock.core.store import Admit, ClaimChange
+from celery_singleton_lock.core.store import Admit, ClaimChange, Replaced
 from celery_singleton_lock.message.header import HEADER
+from celery_singleton_lock.publish.newest_arguments import NewestArguments
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock
@@ -426,6 +428,49 @@ def test_a_result_backend_that_does_not_answer_holds_up_no_call_and_one_thread(
     thread.join(60)
     bench.answer_with(monkeypatch, hang)
     assert other.delay().id != second.id
+
+
+@pytest.mark.parametrize(("seconds", "times"), [(0.01, 5), (0.06, 2), (0.4, 1)])
+def test_a_publisher_waits_for_a_slow_result_backend_for_half_a_second_at_most(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, seconds: float, times: int
+) -> None:
+    """It asks again for each message that starts before it gets the caller's arguments."""
+    asked: list[str] = []
+
+    def read(task_id: str) -> Any:
+        asked.append(task_id)
+        bench.clock.advance(seconds)
+        return {"status": states.PENDING}
+
+    able = dataclasses.replace(bench.store.capabilities, replaces_arguments=True)
+    monkeypatch.setattr(CuedStore, "capabilities", able)
+    sync = bench.task(key="{account}", unique="until_start", on_duplicate="replace")
+    sync.delay()
+    bench.answer_with(monkeypatch, read)
+    monkeypatch.setattr(NewestArguments, "replace", lambda *_: Replaced.NOT_QUEUED)
+    sync.delay()
+    assert len(asked) == times
+    assert seconds * len(asked) <= 0.5
+
+
+def test_duplicates_make_one_result_backend_for_a_process(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has connections of its own, and Celery makes one for each thread that asks."""
+    made: list[str] = []
+    backend = type(bench.app.backend)
+    create: Any = backend.__init__
+
+    def count(self: Any, *args: Any, **kwargs: Any) -> None:
+        made.append(threading.current_thread().name)
+        create(self, *args, **kwargs)
+
+    sync = bench.task(unique="until_done")
+    first = sync.delay()
+    monkeypatch.setattr(backend, "__init__", count)
+    duplicates = {sync.delay().id for _ in range(20)}
+    assert duplicates == {first.id}
+    assert made == ["singleton-result"]
 
 
 # One message per period.
