@@ -47,6 +47,12 @@ def _prints(option: str, name: str, help_text: str) -> Callable[[_F], _F]:
     metavar="NAME",
     help="A name by which this server is addressed, beside localhost and IP addresses.",
 )
+@click.option(
+    "--max-connections",
+    default=64,
+    show_default=True,
+    help="Of one address. Further ones are for /metrics and /healthz.",
+)
 @click.pass_context
 def serve(ctx: click.Context, /, token_file: Path | None, **options: Any) -> None:
     """Serve /metrics for Prometheus, /healthz, and a live page of what is held."""

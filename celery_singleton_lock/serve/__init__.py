@@ -29,9 +29,9 @@ from .gauges import Gauges
 from .http import Application
 from .listener import Listener
 from .options import Options, read_token
-from .protocol import BoundedProtocol
+from .protocol import bounded
 from .readings import Readings
-from .site import HEALTH, Site
+from .site import HEALTH, METRICS, Site
 
 __all__ = ["Options", "open_site", "read_token", "serve"]
 
@@ -58,9 +58,9 @@ def serve(app: Celery, options: Options, report: Callable[[str], None]) -> None:
             "other hosts can reach it, and reading needs no login: put a proxy with one before it"
         )
     config = uvicorn.Config(
-        Application(site.answer, quick={HEALTH}),
+        Application(site.answer, quick={HEALTH}, exempt={HEALTH, METRICS}),
         access_log=False,
-        http=BoundedProtocol,
+        http=bounded(options.max_connections),
         lifespan="off",
         log_config=None,
         log_level="warning",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import parse_qs
 
 from ..core.threads import Threads
+from .protocol import SURPLUS
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -75,6 +76,14 @@ class Response:
         return cls(body=json.dumps(value).encode(), status=status, content_type="application/json")
 
 
+_LAST: Final = {"Connection": "close"}
+_TOO_MANY: Final = Response.text(
+    "your address has as many connections to this server as it may; see --max-connections",
+    503,
+    **_LAST,
+)
+
+
 class Application:
     """An ASGI application that answers each request by a function, on a thread.
 
@@ -82,19 +91,31 @@ class Application:
         answer: The function.
         quick: The paths that are answered on a thread of their own, because the others may all
             wait for the store.
+        exempt: The paths that are answered on a surplus connection (`protocol`).
     """
 
-    def __init__(self, answer: Callable[[Request], Response], quick: Collection[str] = ()) -> None:
-        self._answer, self._quick = answer, quick
+    def __init__(
+        self,
+        answer: Callable[[Request], Response],
+        quick: Collection[str] = (),
+        exempt: Collection[str] = (),
+    ) -> None:
+        self._answer, self._quick, self._exempt = answer, quick, exempt
         self._threads, self._quick_thread = Threads(_MOST_REQUESTS, "serve"), Threads(1, "probe")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_surplus = (scope.get("state") or {}).get(SURPLUS)
+        if is_surplus and scope["path"] not in self._exempt:
+            await _send(_TOO_MANY, scope["method"] == "HEAD", send)
+            return
         body = await _body_of(receive)
         if body is None:
             response = Response.text("the body is too long", 413, Connection="close")
         else:
             threads = self._quick_thread if scope["path"] in self._quick else self._threads
             response = await threads.run(self._safely, _request(scope, body))
+            if is_surplus:
+                response = replace(response, headers={**response.headers, **_LAST})
         await _send(response, scope["method"] == "HEAD", send)
 
     def _safely(self, request: Request) -> Response:

@@ -25,6 +25,8 @@ class Options:
         token: The token that a release requires; empty: no release is allowed.
         allowed_hosts: Names by which browsers and scrapers may address this server, beside
             localhost and IP addresses.
+        max_connections: The most connections of one address. Further ones are for probes and
+            scrapes alone.
 
     Raises:
         SettingsError: A value is wrong.
@@ -34,10 +36,15 @@ class Options:
     port: int = 9876
     token: str = field(default="", repr=False)
     allowed_hosts: tuple[str, ...] = ()
+    max_connections: int = 64  # a browser opens six, and a proxy for many browsers some more
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise SettingsError(f"--port {self.port} is no port: give a number from 0 to 65535")
+        if self.max_connections < 1:
+            raise SettingsError(
+                f"--max-connections {self.max_connections} lets nobody in: give 1 or more"
+            )
         if self.token and (len(self.token) < _MIN_TOKEN_CHARS or not is_plain(self.token)):
             # The value is not shown, because it is a secret.
             raise SettingsError(

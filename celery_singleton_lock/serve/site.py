@@ -34,6 +34,8 @@ _FILES: Final = {
 }
 #: The path for probes.
 HEALTH: Final = "/healthz"
+#: The path for scrapes.
+METRICS: Final = "/metrics"
 #: What the page can be restricted to.
 _SHOWN: Final[Mapping[str, Callable[[HeldKey], bool]]] = {
     "": lambda key: True,
@@ -67,7 +69,7 @@ class Site:
             "/api/state": self._state,
             "/api/explain": self._explain,
             HEALTH: self._health,
-            "/metrics": self._metrics,
+            METRICS: self._metrics,
             **dict.fromkeys(_FILES, lambda request: self._files[request.path]),
         }
 

@@ -8,7 +8,7 @@ import logging
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -37,7 +37,7 @@ from celery_singleton_lock.serve.gauges import Gauges
 from celery_singleton_lock.serve.http import Application, Request, Response
 from celery_singleton_lock.serve.listener import Listener, event_of
 from celery_singleton_lock.serve.readings import Cached, Reading, Readings
-from celery_singleton_lock.serve.site import Site
+from celery_singleton_lock.serve.site import HEALTH, METRICS, Site
 from celery_singleton_lock.testing import ManualClock
 from tests.harness.calls import Calls
 from tests.harness.deliveries import wait_until
@@ -317,6 +317,7 @@ def test_without_a_token_the_page_is_read_only() -> None:
         ({"token": "with a blank inside it"}, "visible ASCII"),
         ({"allowed_hosts": ("https://a.b",)}, "without scheme and port"),
         ({"allowed_hosts": ("*",)}, "is no host name"),
+        ({"max_connections": 0}, "--max-connections 0 lets nobody in"),
     ],
 )
 def test_a_bad_option_is_an_error_that_says_what_to_do(
@@ -612,10 +613,11 @@ def test_a_head_request_has_no_body() -> None:
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[uvicorn.Server, tuple[str, int]]]:
     """A server that answers each path, and waits for a request for some tenths of a second."""
     monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 0.2)
-    application = Application(lambda request: Response.text("here"))
-    config = uvicorn.Config(
-        application, http=protocol.BoundedProtocol, lifespan="off", log_config=None
+    protocol._warn.cache_clear()
+    application = Application(
+        lambda request: Response.text("here"), quick={HEALTH}, exempt={HEALTH, METRICS}
     )
+    config = uvicorn.Config(application, http=protocol.bounded(2), lifespan="off", log_config=None)
     site = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as accepting:
         thread = threading.Thread(target=site.run, kwargs={"sockets": [accepting]})
@@ -661,18 +663,69 @@ def test_a_body_that_does_not_arrive_does_not_delay_the_end_of_the_server(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_one_client_has_a_bounded_number_of_connections(
+@pytest.fixture
+def connect(
     listening: tuple[uvicorn.Server, tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(protocol, "MOST_PER_PEER", 2)
+) -> Iterator[Callable[[], socket.socket]]:
+    """A function that opens a connection to the server, which waits for its request."""
     monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 30.0)
+    opened: set[Any] = listening[0].server_state.connections
     with ExitStack() as stack:
-        clients = [
-            stack.enter_context(socket.create_connection(listening[1], timeout=30))
-            for _ in range(3)
-        ]
-        wait_until(lambda: len(listening[0].server_state.connections) == 2, "two are left")
+
+        def connect() -> socket.socket:
+            count = len(opened)
+            client = stack.enter_context(socket.create_connection(listening[1], timeout=30))
+            wait_until(lambda: len(opened) > min(count, 3), "the server has accepted it")
+            return client
+
+        yield connect
+
+
+def ask(client: socket.socket, path: str) -> str:
+    """The response, with its headers; a surplus connection is closed after it."""
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    response = b""
+    while b"\r\n\r\n" not in response:
+        response += client.recv(4096)
+    return response.decode().lower()
+
+
+def test_further_connections_of_an_address_get_503_and_one_warning(
+    connect: Callable[[], socket.socket], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, _second = connect(), connect()
+    assert "503" not in caplog.text
+    for _ in range(3):
+        response = ask(client := connect(), "/")
+        assert response.startswith("http/1.1 503 ")
+        assert "connection: close" in response
+        while client.recv(4096):  # until the server closes it
+            pass
+    assert ask(first, "/").startswith("http/1.1 200 ")
+    [warning] = [record for record in caplog.records if "connections" in record.getMessage()]
+    assert warning.levelno == logging.WARNING
+    assert "127.0.0.1 has more than 2 connections" in warning.getMessage()
+    assert "--max-connections" in warning.getMessage()
+
+
+@pytest.mark.parametrize("path", [HEALTH, METRICS])
+def test_an_address_with_too_many_connections_is_scraped_and_probed(
+    connect: Callable[[], socket.socket], path: str
+) -> None:
+    for _ in range(2):
+        connect()
+    response = ask(connect(), path)
+    assert response.startswith("http/1.1 200 ")
+    assert "connection: close" in response
+
+
+def test_one_address_has_a_bounded_number_of_connections_and_the_newest_is_answered(
+    listening: tuple[uvicorn.Server, tuple[str, int]], connect: Callable[[], socket.socket]
+) -> None:
+    clients = [connect() for _ in range(6)]
+    wait_until(lambda: len(listening[0].server_state.connections) == 4, "four are left")
+    for client in clients[2:4]:  # the surplus ones that have waited longest
         with suppress(ConnectionError):
-            assert clients[2].recv(1) == b""
-        clients[0].sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert b"200 OK" in clients[0].recv(4096)
+            assert client.recv(1) == b""
+    assert ask(clients[-1], METRICS).startswith("http/1.1 200 ")
+    assert ask(clients[0], "/").startswith("http/1.1 200 ")
