@@ -8,7 +8,8 @@ Overview
 
 Guarantees
     A message whose sending failed is sent again, as it was, until the broker takes it. A monitor
-    may receive it twice: the ``uuid`` of its counts is the same then.
+    may receive it twice: the ``uuid`` of its counts is the same then. A broker that does not answer
+    is named in the log after `_TIMEOUT`; a fork of the worker waits for the sender for 0.2 s.
 
 Non-guarantees
     Events after the end of the parent: a warm shutdown waits two seconds for the sender, and a
@@ -26,6 +27,7 @@ from celery import signals
 from celery.events import Event
 from celery.utils.time import utcoffset
 
+from ..celery_compat import limit_broker_timeouts
 from ..core import native, observers
 from ..instrumentation import EventPipe
 from .fork_locks import FORK_LOCKS
@@ -40,6 +42,8 @@ _CHUNK: Final = 65536
 _GATHER: Final = 0.02
 # Seconds for which events gather in the outbox before it is sent.
 _INTERVAL: Final = 1.0
+# Seconds to wait for a reply of the broker.
+_TIMEOUT: Final = 2.0
 # Seconds between two tries while the broker does not answer.
 _PAUSE: Final = 1.0
 # Seconds that the end of the worker waits for the events that are in the pipe.
@@ -179,6 +183,9 @@ class EventSender:
             # One try: kombu's default is to try for ever, without a sign of it.
             options = {"max_retries": 1}
             self._connection = self._app.connection_for_write(transport_options=options)
+            # A broker that is stopped refuses nothing. Without a timeout the thread would stay in
+            # the client with the fork lock, and nothing would be logged.
+            limit_broker_timeouts(self._connection, _TIMEOUT)
             # Celery's dispatcher knows exchange and headers.
             self._dispatcher = self._app.events.Dispatcher(
                 self._connection, hostname=self._hostname

@@ -19,6 +19,7 @@ from celery_singleton_lock.core.lease import Holder
 from celery_singleton_lock.instrumentation import EventPipe, send_worker_event
 from celery_singleton_lock.instrumentation.worker_events import DROPPED_EVENTS, END
 from celery_singleton_lock.worker.event_sender import EventSender
+from celery_singleton_lock.worker.fork_locks import FORK_LOCKS
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.harness.deliveries import wait_until
 from tests.harness.listener import Listener, type_of
@@ -248,6 +249,38 @@ def test_an_unresponsive_broker_keeps_no_event_in_the_pipe(pipe: EventPipe, redi
         wait_until(lambda: listener.of(EventName.LEASE_LOST, number=9900), "the events too")
         numbers = [one["number"] for one in listener.of(EventName.LEASE_LOST)]
         assert [number for number in numbers if number >= 0] == list(range(0, 10_000, 100))
+        sender.end()
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_broker_that_stalls_is_named_in_the_log_and_leaves_time_for_forks(
+    pipe: EventPipe, redis_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    """A broker that is stopped takes connections and requests, and answers nothing."""
+    monkeypatch.setattr("celery_singleton_lock.worker.event_sender._TIMEOUT", 0.1)
+    url = urlsplit(redis_url)
+    with (
+        Proxy(url.port or 6379) as proxy,
+        Listener(Celery(broker=redis_url, set_as_current=False)) as listener,
+    ):
+        app = Celery(broker=f"redis://127.0.0.1:{proxy.port}{url.path}", set_as_current=False)
+        sender = EventSender(app, pipe, "w@host")
+        sender.start()
+
+        def is_received() -> bool:
+            send_worker_event(event(number=1))
+            return bool(listener.of(EventName.LEASE_LOST, number=1))
+
+        wait_until(is_received, "the receiver has subscribed")
+        proxy.set(Mode(kind=Kind.STALL))
+        send_worker_event(event(number=2))
+        wait_until(lambda: "wait in the worker until the broker" in caplog.text, "it is logged")
+        for _ in range(3):
+            with FORK_LOCKS["events"]:  # what a fork waits for
+                pass
+        proxy.set(Mode())
+        listener.wait_for(EventName.LEASE_LOST, number=2)
+        wait_until(lambda: "are sent again" in caplog.text, "that is logged too")
         sender.end()
 
 
