@@ -43,7 +43,7 @@ class Options:
             raise SettingsError(f"--port {self.port} is no port: give a number from 0 to 65535")
         if self.max_connections < 1:
             raise SettingsError(
-                f"--max-connections {self.max_connections} lets nobody in: give 1 or more"
+                f"--max-connections {self.max_connections} allows no connection: give 1 or more"
             )
         if self.token and (len(self.token) < _MIN_TOKEN_CHARS or not is_plain(self.token)):
             # The value is not shown, because it is a secret.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery.signals import before_task_publish
@@ -56,11 +57,11 @@ def publishing(change: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
     def receive(body: Any, headers: dict[str, Any], **_: Any) -> None:
         change(body, headers)
 
-    before_task_publish.connect(receive)
+    before_task_publish.connect(receive, weak=False, dispatch_uid=(uid := uuid4().hex))
     try:
         yield
     finally:
-        before_task_publish.disconnect(receive)
+        before_task_publish.disconnect(dispatch_uid=uid)
 
 
 def sent(task: Any, name: str, **options: Any) -> Any:

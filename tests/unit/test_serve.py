@@ -317,7 +317,7 @@ def test_without_a_token_the_page_is_read_only() -> None:
         ({"token": "with a blank inside it"}, "visible ASCII"),
         ({"allowed_hosts": ("https://a.b",)}, "without scheme and port"),
         ({"allowed_hosts": ("*",)}, "is no host name"),
-        ({"max_connections": 0}, "--max-connections 0 lets nobody in"),
+        ({"max_connections": 0}, "--max-connections 0 allows no connection"),
     ],
 )
 def test_a_bad_option_is_an_error_that_says_what_to_do(
