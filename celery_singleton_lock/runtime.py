@@ -214,6 +214,7 @@ class Runtime:
             locker, self._locker = self._locker, None
             finalizers, self._finalizers = self._finalizers, ()
             backend, self.quick_backend = self.quick_backend, None
+            self.idle_backends = []
         if backend is not None:
             close_backend(backend)
         if locker is not None:
