@@ -32,7 +32,7 @@ from example_project.private_server import (
     find_server,
 )
 from tests.ci.parts import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
-from tests.harness import nodes
+from tests.harness import leftovers, nodes
 from tests.harness.app_module import fresh_module
 from tests.harness.cluster import Cluster
 from tests.harness.etcd import EtcdCluster, find_etcd
@@ -42,6 +42,9 @@ from tests.harness.rabbit import RabbitServer, find_rabbit
 from tests.harness.sentinels import Sentinels
 from tests.harness.worker import CeleryBeat, CeleryWorker
 from tests.harness.zookeeper import ZooKeeperEnsemble, find_zookeeper
+
+# Registers the check of what tests leave behind.
+pytest_configure = leftovers.pytest_configure
 
 # No example is a failure because the machine was busy with something else.
 hypothesis.settings.register_profile("unhurried", deadline=None)

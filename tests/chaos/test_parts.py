@@ -188,6 +188,7 @@ class Echo:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)  # ends accept() in the other thread
         self._socket.close()
 
     def wait_until_received(self, line: bytes) -> None:

@@ -79,6 +79,8 @@ class Process:
         return sum(not isinstance(one, Exception) for one in self.renewals)
 
     def close(self) -> None:
+        for lease in list(self.heartbeat._leases):  # a closed heartbeat renews what is held
+            self.heartbeat.discard(lease)
         self.heartbeat.close()
         self.store.close()
 

@@ -525,6 +525,7 @@ def test_a_cut_connection_costs_the_locker_one_more_try_and_no_grant(
         reply = locker.release(lease, Release(keys=(lease.key,), token=lease.token))
         assert reply is ReleaseReply.OURS
         raw.client_kill_filter(_type="normal", skipme=True)
+    locker.heartbeat.close()
 
 
 def test_after_a_cut_no_other_idle_connection_is_tried() -> None:

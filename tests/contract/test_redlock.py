@@ -725,9 +725,24 @@ def test_with_a_vote_from_its_start_on_it_gives_a_second_holder(old_nodes: Redlo
 # --- under a running body ------------------------------------------------------------------------
 
 
+_heartbeats: list[Heartbeat] = []
+
+
+@pytest.fixture(autouse=True)
+def heartbeats_end() -> Iterator[None]:
+    """Ends those of this test, which renew what is held."""
+    yield
+    while _heartbeats:
+        heartbeat = _heartbeats.pop()
+        for lease in list(heartbeat._leases):
+            heartbeat.discard(lease)
+        heartbeat.close()
+
+
 def locker_on(store: RedlockStore) -> Locker:
     events = Events()
-    return Locker(store, CLOCK, Heartbeat(store, CLOCK, events), events)
+    _heartbeats.append(Heartbeat(store, CLOCK, events))
+    return Locker(store, CLOCK, _heartbeats[-1], events)
 
 
 def hold(store: RedlockStore, ttl: float) -> tuple[Lease, threading.Event, list[float]]:

@@ -214,6 +214,7 @@ def queue(store: RedisStore, key: str, rounds: int, inside: list[str]) -> int:
         locker.give_back(reply, Release(keys=(key,), token=request.token))
     if isinstance(store, Store):
         store.drain(timeout=TIMEOUT)
+    locker.heartbeat.close()
     return rounds
 
 

@@ -10,12 +10,12 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 from weakref import ReferenceType
 
-from celery import _state
+from celery import Celery, _state
 from celery import signals as celery_signals
 from celery.utils.dispatch import Signal
 
@@ -50,6 +50,21 @@ def _replaced_by(module: str) -> list[str]:
     ]
 
 
+def _end_results(app: Celery) -> None:
+    """End the consumer of results: kombu keeps its channel, and so the app, until it is closed."""
+    backend: Any = app.backend
+    with suppress(AttributeError):  # there is none, or it has not started
+        backend.result_consumer.stop()
+
+
+def _unregister_from_other_apps(module: str, app: Celery) -> None:
+    """Forget the tasks of ``module`` that Celery has made in other apps, as it does shared ones."""
+    for other in [each for each in vars(_state)["_apps"] if each is not app and each.finalized]:
+        for name, task in list(other.tasks.items()):
+            if type(task).__module__ == module:
+                other.tasks.unregister(name)
+
+
 @contextmanager
 def fresh_module(name: str, env: Mapping[str, str]) -> Iterator[ModuleType]:
     """Import ``name`` again under ``env``; at the end its app is closed and the copy forgotten.
@@ -70,7 +85,9 @@ def fresh_module(name: str, env: Mapping[str, str]) -> Iterator[ModuleType]:
         # worker or beat, by `worker_init` or `beat_init`.
         assert not (replaced := _replaced_by(name)), f"{name} has replaced {replaced} here"
         yield module
+        _end_results(module.app)
         module.app.close()
+        _unregister_from_other_apps(name, module.app)
     finally:
         # What the copy connected would observe other tests' workers, and keep their apps alive in
         # the tracebacks of what it raises there.
@@ -78,5 +95,8 @@ def fresh_module(name: str, env: Mapping[str, str]) -> Iterator[ModuleType]:
             for function in _receivers_from(name, signal):
                 signal.disconnect(function)
         sys.modules.pop(name, None)
+        package, _, own = name.rpartition(".")
+        if package in sys.modules:  # whose attribute the copy is, too
+            vars(sys.modules[package]).pop(own, None)
         os.environ.clear()
         os.environ.update(environment)

@@ -1,9 +1,9 @@
 """What a test leaves behind in its own process: threads, child processes, descriptors.
 
-A test is compared with its beginning; what a fixture of a wider scope has opened in its setup may
-stay. While a fixture of a module or class is in use, which opens connections when they are first
-needed, all tests of the module are compared together, after that fixture has ended. What ends by
-itself is waited for, and what the garbage collector or kombu's pools keep is given up first.
+What is open after a test and its fixtures is compared with what was open before. Tests that share
+a fixture of their module or class are compared together when that fixture has ended, because what
+it opens at its first use stays until then. What the setup of a fixture of a wider scope opens may
+stay.
 """
 
 from __future__ import annotations
@@ -13,19 +13,24 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 import pytest
+from celery import _state
 from kombu import pools
 
+# Private, and not in the stubs.
+_TLS: Any = vars(_state)["_tls"]
+_FINALIZERS: set[object] = vars(_state)["_on_app_finalizers"]
 #: Seconds. Only a test that leaves something waits that long.
 PATIENCE = 10.0
 _LOOK = 0.02
-# The threads of observers: for the life of a process, whatever apps it has.
-_OF_THE_PROCESS = ("singleton-log", "singleton-receivers", "singleton-sink")
+# Threads of this library that end with no app: those of observers are there for the life of a
+# process, and one that closes idle connections once a minute ends when it next looks for its store.
+_ENDLESS = ("singleton-log", "singleton-receivers", "singleton-sink", "singleton-idle")
 
 
 @dataclass
@@ -45,7 +50,7 @@ class Open:
             for thread in threading.enumerate()
             # Native threads get a stand-in, which outlives them, when they first log something.
             if not isinstance(thread, threading._DummyThread)
-            and not thread.name.startswith(_OF_THE_PROCESS)
+            and not thread.name.startswith(_ENDLESS)
         }
         return cls(threads, _children(), _descriptors())
 
@@ -122,46 +127,62 @@ def _described(number: int, target: str) -> str:
         return f"{target}, {exc.strerror}"
 
 
-# The beginning of the test, and that of the module's tests.
-_test, _module = Open(), Open()
-# The fixtures of modules and classes that are in use.
-_shared: set[Any] = set()
+class _Check:
+    """Compares what is open after a test with what was open before it."""
 
+    def __init__(self) -> None:
+        self._before = Open()
+        self._failures = 0
+        self._current_app: Any = None
+        self._finalizers: set[object] = set()
+        # The fixtures of modules and classes that are in use, each with its name.
+        self._shared: dict[Any, str] = {}
+        # The names of those that were in use since the beginning.
+        self._names: set[str] = set()
 
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef: Any, request: Any) -> Any:
-    """Allow what a fixture of a wider scope than a test opens."""
-    if fixturedef.scope == "function" or fixturedef.argname.startswith("_leaves_nothing"):
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        if not self._shared:
+            self._before, self._names = Open.now(), set()
+            self._current_app, self._finalizers = _TLS.current_app, set(_FINALIZERS)
+            self._failures = item.session.testsfailed
         return (yield)
-    before = Open.now()
-    try:
-        return (yield)
-    finally:
-        after = Open.now()
-        _test.allow(before, after)
-        if fixturedef.scope in ("module", "class"):
-            _shared.add(fixturedef)
-            fixturedef.addfinalizer(lambda: _shared.discard(fixturedef))
-        else:
-            _module.allow(before, after)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
+        if fixturedef.scope == "function":
+            return (yield)
+        before = Open.now()
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope in ("module", "class"):
+                self._names.add(fixturedef.argname)
+                self._shared[fixturedef] = fixturedef.argname
+                fixturedef.addfinalizer(lambda: self._shared.pop(fixturedef, None))
+            else:
+                self._before.allow(before, Open.now())
+
+    # First, so that the fixtures have ended and pytest has forgotten the records of the log, whose
+    # tracebacks refer to the variables of the test.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        result = yield
+        # The traceback of a failure refers to the variables of its test, too.
+        if self._shared or self._failures != item.session.testsfailed:
+            return result
+        vars(item).get("funcargs", {}).clear()
+        # Celery keeps the app that was made last, and the functions of shared tasks.
+        _TLS.current_app = self._current_app
+        if self._before.left():
+            _FINALIZERS.intersection_update(self._finalizers)
+        if left := self._before.wait_until_nothing_is_left():
+            names = ", ".join(sorted(self._names))
+            tests = f"this test, or one before it with {names}," if names else "this test"
+            pytest.fail(f"{tests} has left {', '.join(left)}", pytrace=False)
+        return result
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _leaves_nothing_of_the_module(request: pytest.FixtureRequest) -> Iterator[None]:
-    global _module
-    _module, failures = Open.now(), request.session.testsfailed
-    yield
-    # The traceback of a failure keeps what its test has opened.
-    if failures == request.session.testsfailed and (left := _module.wait_until_nothing_is_left()):
-        pytest.fail("the tests of this module have left " + ", ".join(left), pytrace=False)
-
-
-@pytest.fixture(autouse=True)
-def _leaves_nothing_of_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
-    global _test
-    _test, failures = Open.now(), request.session.testsfailed
-    yield
-    if _shared or failures != request.session.testsfailed:
-        return
-    if left := _test.wait_until_nothing_is_left():
-        pytest.fail("this test has left " + ", ".join(left), pytrace=False)
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the check."""
+    config.pluginmanager.register(_Check(), "leftovers")

@@ -338,6 +338,7 @@ def _worker_events() -> Iterator[str]:
     finally:
         EventPipe.running, EventPipe.switch = before
         os.close(pipe.reader)
+        os.close(pipe._writer)
     prefix = str(kind).removesuffix(_SAMPLE.name)
     yield from (f"{prefix}{name}" for name in EventName)
     yield from (f"{prefix}*: field {name}" for name in sent if name not in _SAMPLE.data)

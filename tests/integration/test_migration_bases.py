@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +17,7 @@ from celery_singleton_lock.migration import (
     AlreadyQueued,
     AlreadyQueuedError,
     DuplicateTaskError,
+    bridge,
     clear_locks,
 )
 from tests.apps.gate import Gate
@@ -34,6 +35,14 @@ def conf(request: pytest.FixtureRequest, environment: dict[str, str], redis_url:
     finish = {"singleton_lock_bridge": False, "singleton_lock_url": redis_url}
     environment["CONF"] = json.dumps(finish if request.param == "finish" else {})
     return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def clients_end() -> Iterator[None]:
+    """A process keeps one client for each old server, and each test has another database."""
+    yield
+    while bridge._clients:
+        bridge._clients.popitem()[1].close()
 
 
 @pytest.fixture

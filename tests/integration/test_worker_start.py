@@ -6,6 +6,7 @@ Also: every form in which a task can be a singleton, and every form of the store
 from __future__ import annotations
 
 import logging
+import os
 import re
 import textwrap
 import threading
@@ -34,6 +35,7 @@ from celery_singleton_lock import (
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.store import Capabilities
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.instrumentation import EventPipe
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.settings import read_settings
 from celery_singleton_lock.stores import open_store
@@ -180,6 +182,11 @@ def test_an_embedded_worker_raises_instead_of_exiting() -> None:
     app.conf.singleton_lock_tll = 1
     with pytest.raises(SettingsError, match="singleton_lock_ttl"):
         app.Worker(pool="solo")
+    # All workers of a process have one pipe, which it keeps.
+    pipe, EventPipe.running = EventPipe.running, None
+    assert pipe is not None
+    os.close(pipe.reader)
+    os.close(pipe._writer)
 
 
 def test_nowhere_to_keep_locks_stops_the_worker(
@@ -468,6 +475,7 @@ def test_results_that_reach_the_first_caller_alone_are_a_warning(
         assert done.wait(60)
         with pytest.raises(TimeoutError):
             second.get(timeout=0.1)  # the first caller has it already
+        once.app.backend.result_consumer.stop()  # this thread's own
 
     answered, done = threading.Event(), threading.Event()
     with ThreadPoolExecutor() as threads:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from celery_singleton_lock.worker.shared_memory import LeaseNote, SharedMemory
 
 # Seconds; of one that a failed test has forgotten.
 _LIFETIME = 60
+
+
+@contextmanager
+def open_pipe() -> Iterator[tuple[int, int]]:
+    """A pipe for what a child says; both ends are closed in this process."""
+    ends = os.pipe()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 class Child:

@@ -872,6 +872,7 @@ def test_bodies_that_are_short_do_not_wake_the_thread_one_by_one(waits: bool) ->
         urgent = hold(store, clock, heartbeat, "urgent", 0.3, None, lambda lease: None)
         was_valid_until = urgent.valid_until
         wait_until(lambda: urgent.valid_until > was_valid_until, "it is renewed")
+        heartbeat.discard(urgent)
     finally:
         heartbeat.close()
 
@@ -881,11 +882,13 @@ def test_the_thread_reports_a_loss_within_a_heartbeat() -> None:
     store = FlakyStore(clock)
     heartbeat = Heartbeat(store, clock, Events())
     lost = threading.Event()
-    hold(store, clock, heartbeat, "long", 60, None, lambda lease: None)
+    long = hold(store, clock, heartbeat, "long", 60, None, lambda lease: None)
     lease = hold(store, clock, heartbeat, "short", 0.6, None, lambda lease: lost.set())
     store.free(lease.key, None)
     assert lost.wait(6), "the thread slept for the long lease"
     assert lease.lost
+    heartbeat.discard(long)
+    heartbeat.close()
 
 
 def test_the_thread_survives_an_unforeseen_failure(
@@ -907,6 +910,7 @@ def test_the_thread_survives_an_unforeseen_failure(
     assert not lease.lost
     assert "unexpected error of the store" in caplog.text
     heartbeat.discard(lease)
+    heartbeat.close()
 
 
 def test_the_thread_survives_a_failure_of_the_sweep_itself(

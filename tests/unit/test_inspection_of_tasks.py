@@ -21,6 +21,13 @@ app = Celery("inspected", broker="memory://", backend="cache+memory://", set_as_
 app.conf.update(singleton_lock_url="memory://", task_always_eager=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    """The app ends with the tests of this module."""
+    yield
+    app.close()
+
+
 @pytest.fixture(autouse=True)
 def current() -> Iterator[None]:
     """A pickled task is its name, which is looked up in the current app."""

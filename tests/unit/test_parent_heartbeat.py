@@ -35,7 +35,7 @@ from celery_singleton_lock.worker.shared_memory import (
 )
 from tests.harness.deliveries import wait_until_collected
 from tests.unit.flaky_store import FlakyStore
-from tests.unit.pool_child import Child, notes_of_dead
+from tests.unit.pool_child import Child, notes_of_dead, open_pipe
 from tests.unit.stall import Stall, assert_a_fork_waits_for
 
 pytestmark = [
@@ -529,20 +529,20 @@ def test_what_one_process_writes_another_never_reads_in_part(bench: Bench) -> No
                 for lease, slot in zip(leases, slots, strict=True):
                     slot.write(lease.ttl)  # type: ignore[union-attr]
 
-    pid_pipe = os.pipe()
-    child = Child(1, life)
-    writer = int.from_bytes(os.read(pid_pipe[0], 8), "little")
-    try:
-        read = 0
-        deadline = time.monotonic() + 0.4
-        # On a busy machine this process may not have run by then.
-        while time.monotonic() < deadline or (read <= 100 and time.monotonic() < deadline + 30):
-            for one in record.of_living():
-                assert one.childs == one.ttl == one.hold_until, one
-                read += 1
-    finally:
-        os.kill(writer, signal.SIGKILL)
-        child.kill()
+    with open_pipe() as pid_pipe:
+        child = Child(1, life)
+        writer = int.from_bytes(os.read(pid_pipe[0], 8), "little")
+        try:
+            read = 0
+            deadline = time.monotonic() + 0.4
+            # On a busy machine this process may not have run by then.
+            while time.monotonic() < deadline or (read <= 100 and time.monotonic() < deadline + 30):
+                for one in record.of_living():
+                    assert one.childs == one.ttl == one.hold_until, one
+                    read += 1
+        finally:
+            os.kill(writer, signal.SIGKILL)
+            child.kill()
     assert read > 100
 
 
@@ -758,7 +758,8 @@ def test_a_childs_own_forks_wait_for_no_parent_heartbeat(
         os.waitpid(grandchild, 0)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    lease.end()
+    live.heartbeat.discard(lease)
+    live.heartbeat.close()
 
 
 def test_of_two_forks_at_once_neither_leaves_a_lock_behind(monkeypatch: pytest.MonkeyPatch) -> None:

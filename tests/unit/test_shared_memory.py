@@ -13,7 +13,7 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.lease import Holder, Lease, Token
 from celery_singleton_lock.worker import shared_memory
 from celery_singleton_lock.worker.shared_memory import LeaseNote, SharedLease, SharedMemory
-from tests.unit.pool_child import Child, notes_of_dead
+from tests.unit.pool_child import Child, notes_of_dead, open_pipe
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"),
@@ -204,17 +204,19 @@ def test_the_parent_reports_the_end_of_a_dead_childs_lease_unless_the_child_has(
 
 def test_only_one_of_a_dying_child_and_its_parent_reports_an_end() -> None:
     record = SharedMemory()
-    done, write = os.pipe()
+    with open_pipe() as (done, write):
 
-    def life() -> None:
-        shared = granted(record, "k", "t|0.0|a")
-        signal.signal(signal.SIGUSR1, lambda *_: os.write(write, b"01"[shared.conclude() :][:1]))
+        def life() -> None:
+            shared = granted(record, "k", "t|0.0|a")
+            signal.signal(
+                signal.SIGUSR1, lambda *_: os.write(write, b"01"[shared.conclude() :][:1])
+            )
 
-    child = Child(0, life)
-    record.conclude(child.pid)
-    os.kill(child.pid, signal.SIGUSR1)
-    assert os.read(done, 1) == b"0"
-    child.kill()
+        child = Child(0, life)
+        record.conclude(child.pid)
+        os.kill(child.pid, signal.SIGUSR1)
+        assert os.read(done, 1) == b"0"
+        child.kill()
 
 
 def test_the_parent_sees_that_another_child_frees_a_lease_at_any_time() -> None:
@@ -268,14 +270,14 @@ def test_a_child_killed_at_any_moment_leaves_a_record_that_can_be_read() -> None
                 record.strike("t|0.0|n")
 
     whole = [LeaseNote(("key" * 30,), "t|0.0|n", 60)]
-    pid_pipe = os.pipe()
-    for _ in range(20):
-        child = Child(0, life)
-        grandchild = int.from_bytes(os.read(pid_pipe[0], 8), "little")
-        os.kill(grandchild, signal.SIGKILL)
-        child.kill()
-        assert notes_of_dead(record, grandchild) in ([], whole)
-        record.settle(grandchild)
+    with open_pipe() as pid_pipe:
+        for _ in range(20):
+            child = Child(0, life)
+            grandchild = int.from_bytes(os.read(pid_pipe[0], 8), "little")
+            os.kill(grandchild, signal.SIGKILL)
+            child.kill()
+            assert notes_of_dead(record, grandchild) in ([], whole)
+            record.settle(grandchild)
 
 
 def test_threads_that_note_at_once_do_not_fail() -> None:

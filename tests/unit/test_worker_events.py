@@ -7,7 +7,9 @@ import json
 import logging
 import os
 import select
+import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,12 +33,19 @@ LOSS = type_of(EventName.LEASE_LOST)
 
 
 @pytest.fixture
-def pipe(monkeypatch: pytest.MonkeyPatch) -> EventPipe:
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[EventPipe]:
     monkeypatch.setattr(EventPipe, "running", None)
     monkeypatch.setattr(EventPipe, "switch", b"\0")
     pipe = EventPipe.open()
     EventPipe.turn(on=True)
-    return pipe  # a thread may read it until the process ends
+    yield pipe
+    wait_until(lambda: not is_read_by_thread(), "the thread of a sender has ended")
+    os.close(pipe.reader)
+    os.close(pipe._writer)
+
+
+def is_read_by_thread() -> bool:
+    return any(thread.name == "singleton-events-reader" for thread in threading.enumerate())
 
 
 def read(pipe: EventPipe) -> list[tuple[Any, ...]]:
