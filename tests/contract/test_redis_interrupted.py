@@ -172,6 +172,7 @@ def test_an_interrupted_acquire_of_the_locker_leaves_no_lease_and_no_renewal(
                     locker.release(lease, Release(keys=(key,), token=lease.token))
 
         thousand_times(fault, once)
+        locker.heartbeat.close()
 
 
 def test_the_test_can_fail(server: PrivateServer, fault: type[BaseException]) -> None:

@@ -22,15 +22,17 @@ import pytest
 from celery import _state
 from kombu import pools
 
+from celery_singleton_lock.core import observers
+
 # Private, and not in the stubs.
 _TLS: Any = vars(_state)["_tls"]
 _FINALIZERS: set[object] = vars(_state)["_on_app_finalizers"]
 #: Seconds. Only a test that leaves something waits that long.
 PATIENCE = 10.0
 _LOOK = 0.02
-# Threads of this library that end with no app: those of observers are there for the life of a
-# process, and one that closes idle connections once a minute ends when it next looks for its store.
-_ENDLESS = ("singleton-log", "singleton-receivers", "singleton-sink", "singleton-idle")
+# A thread of this library that ends with no app: it closes idle connections once a minute, and ends
+# when it next looks for its store.
+_ENDLESS = "singleton-idle"
 
 
 @dataclass
@@ -45,14 +47,7 @@ class Open:
     @classmethod
     def now(cls) -> Open:
         """What is open now."""
-        threads = {
-            thread
-            for thread in threading.enumerate()
-            # Native threads get a stand-in, which outlives them, when they first log something.
-            if not isinstance(thread, threading._DummyThread)
-            and not thread.name.startswith(_ENDLESS)
-        }
-        return cls(threads, _children(), _descriptors())
+        return cls(_threads(), _children(), _descriptors())
 
     def allow(self, before: Open, after: Open) -> None:
         """Add what was opened between ``before`` and ``after``."""
@@ -64,8 +59,10 @@ class Open:
         """What is open now and was not then, in words."""
         now = Open.now()
         left = [f"thread {thread.name!r}" for thread in now.threads - self.threads]
-        left += [f"child process {_command(pid)}" for pid in now.children - self.children]
-        # One that is closed may have been opened again: a client that has connected again.
+        # One that has ended may have been started again: a server of a fixture that others share.
+        if len(now.children) > len(self.children):
+            left += [f"child process {_command(pid)}" for pid in now.children - self.children]
+        # In the same way, a client may have connected again.
         if len(now.descriptors) > len(self.descriptors):
             left += [
                 f"descriptor {number}: {_described(number, target)}"
@@ -84,6 +81,22 @@ class Open:
             if not (left := self.left()) or time.monotonic() > until:
                 return left
             time.sleep(_LOOK)
+
+
+def _threads() -> set[threading.Thread]:
+    # The thread of an observer is there for the life of a process, and the one that watches it ends
+    # some seconds after its last event.
+    of_observers = {observer.thread for observer in observers._observers}
+    watching = {f"{observer._name}-watch" for observer in observers._observers}
+    return {
+        thread
+        for thread in threading.enumerate()
+        # Native threads get a stand-in, which outlives them, when they first log something.
+        if not isinstance(thread, threading._DummyThread)
+        and not thread.name.startswith(_ENDLESS)
+        and thread.ident not in of_observers
+        and thread.name not in watching
+    }
 
 
 def _children() -> set[int]:

@@ -18,6 +18,7 @@ from celery import Celery
 
 from celery_singleton_lock import PER_TASK, OnConflict, singleton_task
 from celery_singleton_lock.beat import entry as entries
+from celery_singleton_lock.beat.election import Election
 from celery_singleton_lock.beat.redbeat import LeaderRedBeatScheduler
 from celery_singleton_lock.beat.scheduler import LeaderMixin, LeaderScheduler
 from celery_singleton_lock.message.header import HEADER
@@ -51,6 +52,12 @@ def app_of(url: str, schedule: dict[str, Any]) -> Celery:
 @pytest.fixture(autouse=True)
 def _nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entries, "_logged", {})
+
+
+@pytest.fixture(autouse=True)
+def _nothing_watches_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that does notices up to a ttl later that its beat is closed."""
+    monkeypatch.setattr(Election, "_watch_progress", lambda election, term: None)
 
 
 @pytest.fixture(params=["singleton", "singleton_redbeat"])

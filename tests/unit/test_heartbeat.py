@@ -835,6 +835,7 @@ def test_one_thread_renews_all_leases_and_rests_when_there_are_none() -> None:
     count = len(store.batches)
     assert not lost.wait(ttl)
     assert len(store.batches) <= count + 1
+    heartbeat.close()
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -932,6 +933,7 @@ def test_the_thread_survives_a_failure_of_the_sweep_itself(
     assert again.wait(10), "no lease of this process would be renewed any more"
     assert "the heartbeat failed; it goes on" in caplog.text
     heartbeat.discard(lease)
+    heartbeat.close()
 
 
 class _Discards(float):

@@ -6,6 +6,7 @@ A handler that blocks there would delay renewals, releases, ticks or the looks a
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -95,22 +96,28 @@ class _BrokenOutbox:
 
 def event_sender(app: Celery, is_over: IsOver) -> None:
     """Where threads are patched, a log handler can't run on its native thread."""
-    sender = EventSender(app, EventPipe(), "w@host")
+    pipe = EventPipe()
+    sender = EventSender(app, pipe, "w@host")
     sender._outbox, sender._is_read, sender._ending = cast(Any, _BrokenOutbox()), True, True
     sender._running.acquire()
     sender._news.release()
     native.start_new_thread(sender._run, "singleton-events")
+    os.close(pipe.reader)
+    os.close(pipe._writer)
 
 
 def abandoned_block(app: Celery, is_over: IsOver) -> None:
     """The garbage collector releases its lease on a native thread."""
 
-    def release(*_: Any) -> None:
+    locker = Runtime.of(app).locker
+
+    def release(lease: Lease, *_: Any) -> None:
+        locker.heartbeat.discard(lease)
         logging.getLogger("celery_singleton_lock").warning("released")
 
     block = hold("k", scope="s", app=app)
     block.__enter__()
-    Runtime.of(app).locker.release = release  # type: ignore[assignment, method-assign]
+    locker.release = release  # type: ignore[assignment, method-assign]
 
 
 def election_that_stalls(app: Celery, is_over: IsOver) -> None:
