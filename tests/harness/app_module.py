@@ -50,6 +50,10 @@ def _replaced_by(module: str) -> list[str]:
     ]
 
 
+# The copies that are in use.
+_in_use: list[ModuleType] = []
+
+
 def _end_results(app: Celery) -> None:
     """End the consumer of results: kombu keeps its channel, and so the app, until it is closed."""
     backend: Any = app.backend
@@ -58,8 +62,12 @@ def _end_results(app: Celery) -> None:
 
 
 def _unregister_from_other_apps(module: str, app: Celery) -> None:
-    """Forget the tasks of ``module`` that Celery has made in other apps, as it does shared ones."""
-    for other in [each for each in vars(_state)["_apps"] if each is not app and each.finalized]:
+    """Forget the tasks of ``module`` that Celery has made in other apps, as it does shared ones.
+
+    Another copy of the module that is in use, such as that of a fixture, keeps its own.
+    """
+    copies = [app, *(copy.app for copy in _in_use if copy.__name__ == module)]
+    for other in [each for each in vars(_state)["_apps"] if each not in copies and each.finalized]:
         for name, task in list(other.tasks.items()):
             if type(task).__module__ == module:
                 other.tasks.unregister(name)
@@ -84,7 +92,11 @@ def fresh_module(name: str, env: Mapping[str, str]) -> Iterator[ModuleType]:
         # A replacement would stay for all later tests of this process. An app makes it in its
         # worker or beat, by `worker_init` or `beat_init`.
         assert not (replaced := _replaced_by(name)), f"{name} has replaced {replaced} here"
-        yield module
+        _in_use.append(module)
+        try:
+            yield module
+        finally:
+            _in_use.remove(module)
         _end_results(module.app)
         module.app.close()
         _unregister_from_other_apps(name, module.app)

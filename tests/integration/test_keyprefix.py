@@ -34,6 +34,12 @@ from .doctor_apps import findings, found
 TASK = "shop.sync"
 
 
+@pytest.fixture(autouse=True)
+def _nothing_watches_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that does notices up to a ttl later that its term is over."""
+    monkeypatch.setattr(Election, "_watch_progress", lambda election, term: None)
+
+
 @pytest.fixture
 def server(private_redis: PrivateServer) -> PrivateServer:
     return private_redis
@@ -80,8 +86,10 @@ def test_every_key_of_ours_begins_with_the_prefix(server: PrivateServer, raw: An
         with hold("42", scope=TASK, app=app):
             sync_of(app).delay(1)
             app.tasks["shop.book"].delay(1)
-            Election(Runtime.of(app)).campaign()
+            election = Election(Runtime.of(app))
+            election.campaign()
             names = set(raw.scan_iter())
+            election.resign("the test ends")
     assert {name for name in names if "csl:" in name} >= {"prod:csl:{celery:0}:shop.sync:42"}
     assert all(name.startswith("prod:") for name in names)
 
@@ -144,7 +152,10 @@ def test_beats_with_own_prefixes_both_lead(server: PrivateServer, raw: Any) -> N
         deployment(url, "staging:") as staging,
         deployment(url, "prod:") as same,
     ):
-        leaders = [Election(Runtime.of(app)).campaign() for app in (prod, staging, same)]
+        elections = [Election(Runtime.of(app)) for app in (prod, staging, same)]
+        leaders = [election.campaign() for election in elections]
+        for election in elections:
+            election.resign("the test ends")
     assert leaders == [True, True, False]
 
 
@@ -184,8 +195,10 @@ def test_a_login_for_keys_of_the_prefix_suffices(server: PrivateServer, raw: Any
         first, second = (sync_of(app).delay(1).id for _ in range(2))
         assert first == second
         app.tasks["shop.book"].delay(1)
-        assert Election(Runtime.of(app)).campaign()
+        election = Election(Runtime.of(app))
+        assert election.campaign()
         check_app(app)
+        election.resign("the test ends")
     assert all(name.startswith("prod:") for name in raw.scan_iter("*csl:*"))
 
 
@@ -253,8 +266,10 @@ def test_the_leader_of_another_prefix_is_seen(
     server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with deployment(server.url(), None) as before, deployment(server.url(), "prod:") as app:
-        assert Election(Runtime.of(before)).campaign()
+        election = Election(Runtime.of(before))
+        assert election.campaign()
         (text,) = _warnings(app, caplog)
+        election.resign("the test ends")
         assert Runtime.of(before).keyspace.leader("shop") in text
 
 
