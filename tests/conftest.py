@@ -31,7 +31,8 @@ from example_project.private_server import (
     find_binary,
     find_server,
 )
-from tests.ci.parts import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
+from tests.ci import parts
+from tests.ci.parts import pytest_collection_modifyitems  # noqa: F401
 from tests.harness import leftovers, nodes
 from tests.harness.app_module import fresh_module
 from tests.harness.cluster import Cluster
@@ -43,8 +44,17 @@ from tests.harness.sentinels import Sentinels
 from tests.harness.worker import CeleryBeat, CeleryWorker
 from tests.harness.zookeeper import ZooKeeperEnsemble, find_zookeeper
 
-# Registers the check of what tests leave behind.
-pytest_configure = leftovers.pytest_configure
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of the command line."""
+    parts.pytest_addoption(parser)
+    leftovers.pytest_addoption(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the check of what tests leave behind."""
+    leftovers.pytest_configure(config)
+
 
 # No example is a failure because the machine was busy with something else.
 hypothesis.settings.register_profile("unhurried", deadline=None)

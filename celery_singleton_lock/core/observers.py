@@ -221,10 +221,11 @@ class Observer:
     def _name_slow_calls(self) -> None:
         """Name what runs for long. A thread of its own, while events wait."""
         sleep, named = native.original("sleep", "time"), set[str]()
+        watch, calls = self._watch, self._calls  # reset() replaces them
         with elsewhere():
             # A call that comes between the last look and the release has started no thread.
-            while self._calls and self._watch.acquire(blocking=False):
-                while self._calls:
+            while calls and watch.acquire(blocking=False):
+                while calls:
                     running = self._running
                     sleep(SLOW)
                     if not running or running is not self._running:
@@ -235,9 +236,9 @@ class Observer:
                         logger.warning(
                             "singleton: %s has run for %g s, and %d events wait for %s. No task, "
                             "no lease and no other sink does",
-                            *(name, SLOW, len(self._calls) - 1, self._what),
+                            *(name, SLOW, len(calls) - 1, self._what),
                         )
-                self._watch.release()
+                watch.release()
 
 
 def name_of(function: Any) -> str:

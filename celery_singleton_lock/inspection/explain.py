@@ -32,9 +32,10 @@ _UNSEEN: Final = (
     "INFO.",
     "It may be a duplicate that was not published: its publisher's log has a line 'singleton "
     "duplicate' with this id.",
-    "Its worker may have been killed as a whole: without acks_late its message was acknowledged "
-    "before its body began, so nothing is left of it when its lease has expired; with acks_late it "
-    "comes back, from Redis visibility_timeout after its delivery.",
+    "Its worker may have been killed as a whole. Without acks_late its message was acknowledged "
+    "before its body began, so nothing is left of it when its lease has expired.",
+    "With acks_late the message of a killed worker comes back, from Redis visibility_timeout after "
+    "its delivery.",
     "It may belong to another app, broker or singleton_lock_prefix.",
 )
 

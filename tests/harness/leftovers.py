@@ -196,6 +196,13 @@ class _Check:
         return result
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option of the command line."""
+    text = "fail a test that leaves a thread, a child process or a descriptor behind"
+    parser.addoption("--leftovers", action="store_true", help=text)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the check."""
-    config.pluginmanager.register(_Check(), "leftovers")
+    """Register the check, if it is asked for."""
+    if config.getoption("leftovers"):
+        config.pluginmanager.register(_Check(), "leftovers")

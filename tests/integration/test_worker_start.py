@@ -43,6 +43,7 @@ from celery_singleton_lock.testing import hold_lock
 from celery_singleton_lock.worker.bootstep import check_app, check_tasks
 from example_project.private_server import PrivateServer
 from tests.conftest import missing
+from tests.harness.app_module import without_tasks_of_other_tests
 from tests.harness.etcd import EtcdCluster, find_etcd
 from tests.harness.keys import EVERY_NAME, name_in_store
 from tests.harness.worker import CeleryWorker
@@ -103,7 +104,8 @@ def say_at_start(load_app: LoadApp, caplog: pytest.LogCaptureFixture) -> SayAtSt
     """``say_at_start(write_app(), LOCK_URL=...)``: what a worker would warn of, in this process."""
 
     def check(name: str, **env: str) -> list[str]:
-        check_app(load_app(name, **env).app)
+        with without_tasks_of_other_tests():
+            check_app(load_app(name, **env).app)
         return [
             f"{record.levelname} {record.getMessage()}"
             for record in caplog.records

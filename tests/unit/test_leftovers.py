@@ -16,6 +16,7 @@ import pytest
 from tests.harness import leftovers
 
 leftovers.PATIENCE = 0.2
+pytest_addoption = leftovers.pytest_addoption
 pytest_configure = leftovers.pytest_configure
 
 @pytest.fixture(scope="session")
@@ -77,7 +78,17 @@ def test_what_a_test_leaves_behind_is_named_and_what_ends_or_is_shared_is_not(
 ) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_those.py").write_text(TESTS)
-    options = ("-q", "-rfE", "-p", "no:cacheprovider", "-p", "no:randomly", "-c", "/dev/null")
+    options = (
+        "-q",
+        "-rfE",
+        "--leftovers",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "-c",
+        "/dev/null",
+    )
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--rootdir", tmp_path, tmp_path],
         cwd=ROOT,
