@@ -238,12 +238,15 @@ def free(bench: Bench, site: Site, keys: Sequence[str]) -> None:
 
 def replace(bench: Bench, site: Site, keys: Sequence[str]) -> None:
     with closing(open_store(site.url, clock=SystemClock())) as other:
+        # It would take a lease that is free for a moment.
+        bench.beat.stop()
         for key in keys:
             assert bench.store.free(key, None)
             # The beat must lead again in the next test.
             ttl = 1.0 if key == bench.leader else 60.0
             request = Acquire(slots=(key,), token=new_token(), holder=Holder(task="other"), ttl=ttl)
             assert isinstance(other.acquire(request, timeout=2.0), Granted)
+        bench.beat.cont()
 
 
 FAULTS: dict[str, Callable[[Bench, Site, Sequence[str]], None]] = {
