@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         StoreUnavailable,
     )
     from .instrumentation import lease_acquired, lease_conflict, lease_lost, lease_released
-    from .message.values import is_skipped
+    from .message.skipped import is_skipped
     from .policy import CallOptions, OnConflict
     from .publish.apply_async import aclaim_and_send, claim_and_send
     from .task.base import SingletonTask
@@ -58,7 +58,7 @@ _LATER = {
     "current_lease": "task.context",
     "hold": "task.hold",
     **dict.fromkeys(("LockOptions", "TaskOptions"), "task.option_types"),
-    "is_skipped": "message.values",
+    "is_skipped": "message.skipped",
     "singleton_task": "task.decorator",
 }
 

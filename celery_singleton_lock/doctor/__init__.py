@@ -17,7 +17,7 @@ from typing import Final
 from celery import Celery
 
 from ..errors import SingletonLockError
-from . import consensus, locks, servers
+from . import consensus, locks, servers, tasks
 from .context import Check, Context, Finding, Severity, error, ok
 
 __all__ = ["CHECKS", "Finding", "Severity", "diagnose"]
@@ -62,9 +62,9 @@ CHECKS: Final = (
     Check(consensus.check_sessions, {"zookeeper"}),
     Check(consensus.check_login, {"etcd", "zookeeper"}),
     Check(consensus.check_rights, {"zookeeper"}),
-    Check(locks.check_policies, None),
-    Check(locks.check_timeouts, None),
-    Check(locks.check_lost_workers, None),
+    Check(tasks.check_policies, None),
+    Check(tasks.check_timeouts, None),
+    Check(tasks.check_lost_workers, None),
 )
 
 _VISITS: Final = {

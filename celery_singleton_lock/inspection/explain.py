@@ -16,7 +16,7 @@ from celery import Celery, states
 from ..core.key import Keyspace
 from ..core.store import MarkerState
 from ..errors import LeaseLost, LockConflict
-from ..message.values import is_skipped
+from ..message.skipped import is_skipped
 from .facts import Facts, gather
 from .keys import HeldKey, overdue
 from .queues import CallInQueue

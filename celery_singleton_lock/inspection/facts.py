@@ -20,8 +20,8 @@ from ..core.lease import OperatorRelease, Token
 from ..core.store import MarkerState
 from ..core.threads import within
 from ..errors import LockConflict
+from ..message.skipped import is_skipped
 from ..message.times import done_at, utc
-from ..message.values import is_skipped
 from ..publish.queue_results import RESULT_TIMEOUT
 from ..runtime import Runtime
 from .keys import HeldKey, is_of_task, policies_by_task, unique_for_by_task

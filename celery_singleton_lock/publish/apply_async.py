@@ -19,8 +19,8 @@ from kombu.utils.json import dumps as kombu_dumps
 from ..celery_compat import dump_models, in_current_task
 from ..core.key import PER_TASK, digest
 from ..errors import LockKeyError
+from ..message.arguments import pack_arguments, stable_rest
 from ..message.header import HEADER, PUBLISHED, add_header
-from ..message.values import pack_arguments, stable_rest
 from ..policy import (
     CallOptions,
     ConflictAction,
@@ -31,15 +31,12 @@ from ..policy import (
     suggestion,
 )
 from ..runtime import Runtime
+from .call import Send
 from .continuation import carry_claim, continues
-from .newest_arguments import (
-    NewestArguments,
-    check_debounce,
-    check_replaceable,
-    first_countdown,
-)
-from .publication import Publication, Send
+from .debounce import check_debounce, first_countdown
+from .publication import Publication
 from .queue import joining, queue_of
+from .replace import Replacement, check_replaceable
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult
@@ -267,7 +264,7 @@ def _replace_arguments(
     if policy.debounce is not None:
         check_debounce(task, policy, options, publication.expires, runtime.app)
         options["countdown"] = first_countdown(policy.debounce, runtime.settings.longest_countdown)
-    publication.newest = NewestArguments(policy, packed)
+    publication.newest = Replacement(policy, packed)
 
 
 def _counting(running: Any, send: Send) -> Send:

@@ -2,7 +2,7 @@
 
 Overview
     A claim costs one round trip. A duplicate costs a second one, to the result backend, to find out
-    whether the first call has ended (`earlier_call`).
+    whether the first call has ended (`duplicate`).
 
 Guarantees
     A publish that fails frees its claim. A store that does not answer delays a call by a second at
@@ -18,39 +18,26 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from celery import Celery, states
-from celery.backends.rpc import RPCBackend
 from celery.result import AsyncResult
 
-from ..celery_compat import backend_of
-from ..core.events import Event, EventName
-from ..core.key import KeyMaker, Keyspace
+from ..core.key import Keyspace
 from ..core.lease import Holder, Record, Token
 from ..core.store import Admit, Replaced, Store
-from ..errors import DuplicateTask, StoreError, StoreUnavailable
+from ..errors import StoreError, StoreUnavailable
 from ..message.claim import Claim
 from ..message.times import seconds_until
-from ..message.values import SkippedResult, skipped_value
-from ..policy import OnDuplicate, Policy, Unique
+from ..policy import OnDuplicate, Unique
 from ..runtime import Runtime
+from .call import Call, Send
 from .continuation import continues
-from .earlier_call import ENOUGH, does_the_work_of, takes_over
-from .newest_arguments import NewestArguments
+from .duplicate import ENOUGH, answer, does_the_work_of, takes_over
+from .replace import Replacement
 
 logger = logging.getLogger("celery_singleton_lock")
-
-#: The remedy for results that only the first caller receives.
-RPC_CURE: Final = (
-    'Use a result backend that all processes share, such as redis://, or on_duplicate="skip" or '
-    '"raise"; where no caller reads the result, ignore_result=True.'
-)
-
-#: A function that publishes a task id and options, as Celery's ``apply_async`` does.
-Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
 
 # Seconds to wait for one reply. A restart of the server breaks all idle connections, which is
 # detected at once: a second request uses a new connection. After a timeout there is no second
@@ -73,23 +60,14 @@ _MAX_ORPHANS: Final = 1000
 _MAX_EAGER_RESULTS: Final = 1000
 # How often a call tries to replace the arguments of messages that start meanwhile.
 _TRIES_TO_REPLACE: Final = 5
-# Names of the tasks whose rpc:// results this process has warned about.
-_warned: Final[set[str]] = set()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Publication:
-    """A message about to be published with a claim.
+class Publication(Call):
+    """A call about to be published with a claim.
 
     Attributes:
-        runtime: The runtime of the publisher's app.
-        task: Name of the task.
-        task_id: The id of the message.
-        key: The lock key that the call will need.
-        policy: The task's policy, with this call's options.
         header: This library's header of the message; the claim is written into it.
-        options: Celery's options; ``countdown``, ``eta`` and the options of its canvas are read.
-        expires: Celery's ``expires`` of the call or the task.
         drops_in_canvas: Whether a duplicate is dropped even in a canvas, as the call requested.
         newest: The arguments of this call, which the queued message gets (``on_duplicate`` is
             ``"replace"``); None: it keeps its own.
@@ -99,16 +77,9 @@ class Publication:
         waited: Seconds for which it has waited for the result backend.
     """
 
-    runtime: Runtime
-    task: str
-    task_id: str
-    key: str
-    policy: Policy
     header: dict[str, Any]
-    options: dict[str, Any]
-    expires: Any = None
     drops_in_canvas: bool = False
-    newest: NewestArguments | None = None
+    newest: Replacement | None = None
     joins: bool = False
     waited: float = 0.0
 
@@ -179,7 +150,7 @@ class Publication:
     ) -> AsyncResult[Any]:
         """Answer a duplicate with the call that has the claim, or publish it as a duplicate."""
         if answers:
-            return self._answer(claim, existing)
+            return answer(self, claim, existing)
         if claim.is_period:
             # The options make a worker of an older version, which would run it, log a warning.
             terms = {"unique": str(claim.unique), "unique_for": claim.unique_for}
@@ -196,11 +167,6 @@ class Publication:
             claim = Claim.of(policy, keyspace.claim(self.task, self.key))
             return claim if self.newest is None else replace(claim, arguments="")
         return replace(Claim.of(policy, keyspace.period(self.task, self.key)), is_period=True)
-
-    def _leaves_out_arguments(self) -> bool:
-        """Whether calls with one key may have different arguments, if the task's code is here."""
-        key_maker = getattr(self.runtime.app.tasks.get(self.task), "singleton_key_maker", None)
-        return isinstance(key_maker, KeyMaker) and not key_maker.names_all
 
     def _may_answer(self, existing: Record, claim: Claim) -> bool:
         if self.options.get("retries"):
@@ -298,54 +264,6 @@ class Publication:
         if runtime.locker.queue.ask(send, claim.unique_for, give_up) is not None:
             note_orphan()  # until the store answers
 
-    def _answer(self, claim: Claim, existing: Record) -> AsyncResult[Any]:
-        """The result that the caller gets instead of publishing a message."""
-        runtime, on_duplicate = self.runtime, self.policy.on_duplicate
-        task_id, holder = Token.task_id_of(existing.token), existing.holder
-        call = {"key": existing.key, "task": self.task, "task_id": self.task_id}
-        # In a period, the store does not know whether the call still runs.
-        phase = "published" if claim.is_period else str(existing.phase)
-        data = {"outcome": str(on_duplicate), "phase": phase}
-        if on_duplicate is not OnDuplicate.REPLACE and self._leaves_out_arguments():
-            data["arguments"] = "dropped"  # the queued message has those of another call
-        runtime.events.emit(Event(name=EventName.DUPLICATE, **call, holder=holder, data=data))
-        if on_duplicate is OnDuplicate.SKIP:
-            value = skipped_value(self.task, self.key, holder, existing.phase)
-            return SkippedResult(self.task_id, value, states.SUCCESS, name=self.task)
-        if on_duplicate is OnDuplicate.RAISE:
-            age = max(0.0, runtime.clock.wall() - holder.since)
-            end = f"in {existing.ttl:.0f} s"
-            if claim.is_period:
-                end += ", whatever becomes of it"
-            else:
-                end = f"when it does, or {end} if no worker reports its end"
-            raise DuplicateTask(
-                f"{self.task} is not published: {task_id} is {phase} with the same key, "
-                f"for {age:.1f} s now. Wait for that one, or set another on_duplicate. Its claim "
-                f"ends {end}",
-                task_id,
-                existing.ttl,
-            )
-        self._warn_of_rpc(task_id)
-        kept: AsyncResult[Any] | None = runtime.eager_results.get(claim.key)
-        if kept is not None and kept.id == task_id:
-            return kept
-        backend = backend_of(runtime.app, self.task)
-        return runtime.app.AsyncResult(task_id, backend=backend, task_name=self.task)
-
-    def _warn_of_rpc(self, task_id: str) -> None:
-        """Warn, once per process and task, about a result that this caller may never receive."""
-        app, name = self.runtime.app, self.task
-        task, policy = app.tasks.get(name), self.policy
-        if sends_results_to_first_caller(app, task, policy, self.options) and name not in _warned:
-            _warned.add(name)
-            logger.warning(
-                "singleton: a call of %s returns the result of %s, but rpc:// delivers a result "
-                "only to the process and thread that published the message: anywhere else .get() "
-                "waits for ever. %s",
-                *(name, task_id, RPC_CURE),
-            )
-
 
 def is_canvas(options: Mapping[str, Any]) -> bool:
     """Whether Celery's canvas publishes this: a member of a group, chord or chain, or a link."""
@@ -360,22 +278,6 @@ def is_chords_body(running: Any, task_id: str) -> bool:
     options = chord.get("options") if isinstance(chord, Mapping) else None
     published_id = options.get("task_id") if isinstance(options, Mapping) else None
     return running.name == _CHORD_UNLOCK or published_id == task_id
-
-
-def sends_results_to_first_caller(
-    app: Celery, task: Any, policy: Policy, options: Mapping[str, Any]
-) -> bool:
-    """Whether only the thread of the first caller can read the result that a duplicate gets.
-
-    The ``rpc://`` backend sends a result to a queue of the thread that published the message.
-    """
-    ignored = options.get("ignore_result", getattr(task, "ignore_result", False))
-    return (
-        policy.unique is not None
-        and policy.on_duplicate in (OnDuplicate.RETURN_EXISTING, OnDuplicate.REPLACE)
-        and isinstance(app.backend if task is None else task.backend, RPCBackend)
-        and not ignored
-    )
 
 
 def _ask(runtime: Runtime, call: Admit) -> Record | None:

@@ -44,7 +44,7 @@ from ..message.stored import Capture, StoredMessage
 from ..message.times import seconds_until
 from ..policy import Policy
 from ..runtime import Runtime
-from .publication import Send
+from .call import Send
 
 logger = logging.getLogger("celery_singleton_lock")
 

@@ -20,7 +20,7 @@ from kombu.utils.json import dumps as kombu_dumps
 
 from ..celery_compat import dump_models, hide_setting
 from ..core.key import KeyMaker, signature_of
-from ..message.values import as_sent as see_as_sent
+from ..message.arguments import as_sent as see_as_sent
 from ..policy import (
     OPTIONS,
     CallOptions,

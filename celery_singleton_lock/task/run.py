@@ -80,8 +80,8 @@ from ..core.store import (
 from ..errors import LockConflict, StoreError
 from ..message.claim import JOINED, TASK_RUN, Claim
 from ..message.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce
+from ..message.skipped import skipped_value
 from ..message.times import seconds_until
-from ..message.values import skipped_value
 from ..policy import ConflictAction, OnLost, OnStoreError, Policy
 from ..runtime import Runtime
 from . import claim as claims
@@ -90,10 +90,10 @@ from .conflict import AGAIN, Decision, Outcome, Pace, decide, is_overtaken
 from .context import held_here, held_lease
 from .feature import Ending, Feature
 from .interrupt import Body, is_loss
-from .newest_arguments import NewestArguments
 from .period import Period
 from .put_back import publish_copy, why_not
 from .queue import Queue
+from .replace import NewestArguments
 
 logger = logging.getLogger("celery_singleton_lock")
 

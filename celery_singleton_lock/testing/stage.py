@@ -15,7 +15,7 @@ from ..core.lease import Holder, Kind, Lease, Record, Token
 from ..core.store import Admit, ClaimChange
 from ..errors import DuplicateTask
 from ..message.header import mint_nonce
-from ..message.values import is_skipped
+from ..message.skipped import is_skipped
 from ..runtime import Runtime
 from ..stores.memory import MemoryStore
 from ..task.context import current_lease, held_lease

@@ -27,9 +27,9 @@ from ..errors import SettingsError, StoreError, StoreUnavailable
 from ..instrumentation import EventPipe
 from ..message.header import mint_nonce
 from ..policy import OPTIONS, ConflictAction, OnDuplicate, Policy, Unique, seconds
-from ..publish.newest_arguments import check_replaceable
-from ..publish.publication import RPC_CURE, sends_results_to_first_caller
+from ..publish.duplicate import RPC_CURE, sends_results_to_first_caller
 from ..publish.queue import call_queue
+from ..publish.replace import check_replaceable
 from ..runtime import IN_MEMORY, Runtime, singleton_tasks
 from ..settings import Settings
 from ..stores import is_sentinel_url

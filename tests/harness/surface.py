@@ -40,7 +40,7 @@ from celery_singleton_lock.instrumentation.signals import SIGNALS
 from celery_singleton_lock.instrumentation.worker_events import DROPPED_EVENTS
 from celery_singleton_lock.message.claim import Claim
 from celery_singleton_lock.message.header import HEADER, Delivery
-from celery_singleton_lock.message.values import skipped_value
+from celery_singleton_lock.message.skipped import skipped_value
 from celery_singleton_lock.policy import APP_OPTIONS, OPTIONS, ConflictAction, Policy, Unique
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.serve.gauges import Gauges

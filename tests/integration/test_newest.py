@@ -17,7 +17,7 @@ from celery import Celery, Task, chain
 from celery_singleton_lock import SettingsError, claim_and_send, inspection, singleton_task
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.store import ReplaceArguments, Replaced
-from celery_singleton_lock.message.values import MAX_ARGUMENTS
+from celery_singleton_lock.message.arguments import MAX_ARGUMENTS
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.worker.bootstep import check_tasks

@@ -18,7 +18,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_singleton_lock import PER_TASK, LockKeyError
 from celery_singleton_lock.core.key import KeyMaker, KeySpec
-from celery_singleton_lock.message.values import as_sent, stable_rest
+from celery_singleton_lock.message.arguments import as_sent, stable_rest
 from tests.apps.serializer import SETS
 
 SCALARS = (

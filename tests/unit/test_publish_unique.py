@@ -42,7 +42,7 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.core.lease import Phase, Record, Token
 from celery_singleton_lock.core.store import Admit, ClaimChange, Replaced
 from celery_singleton_lock.message.header import HEADER
-from celery_singleton_lock.publish.newest_arguments import NewestArguments
+from celery_singleton_lock.publish.replace import Replacement
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock
@@ -95,7 +95,7 @@ class Bench:
         self, monkeypatch: pytest.MonkeyPatch, read: Callable[[str], Any], timeout: float = 60
     ) -> None:
         """Let the result backends answer with ``read(task_id)``, each within ``timeout`` s."""
-        monkeypatch.setattr("celery_singleton_lock.publish.earlier_call._TIMEOUT", timeout)
+        monkeypatch.setattr("celery_singleton_lock.publish.duplicate._TIMEOUT", timeout)
         backend = type(self.app.backend)
         monkeypatch.setattr(backend, "_get_task_meta_for", staticmethod(read))
 
@@ -447,7 +447,7 @@ def test_a_publisher_waits_for_a_slow_result_backend_for_half_a_second_at_most(
     sync = bench.task(key="{account}", unique="until_start", on_duplicate="replace")
     sync.delay()
     bench.answer_with(monkeypatch, read)
-    monkeypatch.setattr(NewestArguments, "replace", lambda *_: Replaced.NOT_QUEUED)
+    monkeypatch.setattr(Replacement, "replace", lambda *_: Replaced.NOT_QUEUED)
     sync.delay()
     assert len(asked) == times
     assert seconds * len(asked) <= 0.5

@@ -26,7 +26,7 @@ from celery_singleton_lock.core.lease import Kind
 from celery_singleton_lock.message.header import NONCE_KEY
 from celery_singleton_lock.message.times import seconds_until, utc
 from celery_singleton_lock.policy import Policy
-from celery_singleton_lock.publish.newest_arguments import check_debounce
+from celery_singleton_lock.publish.debounce import check_debounce
 from celery_singleton_lock.testing import SingletonStore
 from tests.harness.keys import EVERY_NAME
 

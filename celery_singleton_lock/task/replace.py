@@ -1,6 +1,6 @@
 """``on_duplicate="replace"`` and ``debounce``: a message runs with the arguments of the last call.
 
-A later call replaces the arguments in the store (`publish.newest_arguments`). The grant of the
+A later call replaces the arguments in the store (`publish.replace`). The grant of the
 lease returns them. While a debounced message is not due, the store refuses the lease, and the
 message is put back until it is.
 """
@@ -16,8 +16,8 @@ from ..core.key import Keyspace
 from ..core.lease import Lease
 from ..core.store import Acquire, Refused, Relation
 from ..errors import LockKeyError
+from ..message.arguments import call_of_arguments, unpack_arguments
 from ..message.claim import Claim
-from ..message.values import call_of_arguments, unpack_arguments
 from ..policy import OnDuplicate
 from .feature import Feature, Run
 from .put_back import why_not

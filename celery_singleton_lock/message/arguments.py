@@ -1,28 +1,15 @@
-"""Values that pass through messages: a task's arguments, and the value of a skipped call."""
+"""A call's arguments: as a worker gets them, the key they make, their copy in the store."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeGuard, overload
+from typing import Any, Final
 
-from celery.result import EagerResult, ResultBase
 from kombu import serialization
 from kombu.exceptions import KombuError
 
 from ..core.key import SCALARS, KeyMaker
 from ..errors import LockKeyError
-
-if TYPE_CHECKING:
-    from ..core.lease import Holder
-
-    _EagerResult = EagerResult[Any]
-else:
-    # Before Celery 5.7 the class is not generic at runtime.
-    _EagerResult = EagerResult
-
-
-_MARK: Final = "__singleton__"
-_SKIPPED: Final = "skipped"
 
 #: The most bytes of serialized arguments that the store keeps for a queued message.
 MAX_ARGUMENTS: Final = 64 * 1024
@@ -146,43 +133,3 @@ def unpack_arguments(packed: bytes, accept_content: Any) -> tuple[list[Any], dic
         data, content_type.decode(), encoding.decode(), accept=accept
     )
     return list(args), kwargs, shown
-
-
-def skipped_value(task: str, key: str, holder: Holder, phase: str | None = None) -> dict[str, Any]:
-    """The value of a call of ``task`` that was skipped because ``holder`` has ``key``.
-
-    With ``phase``, the holder is the message that has the claim: the call is a duplicate of it.
-    """
-    value = {_MARK: _SKIPPED, "task": task, "key": key, "holder": holder.for_error()}
-    return value if phase is None else {**value, "phase": phase}
-
-
-class SkippedResult(_EagerResult):
-    """The result of a call that was not published (``on_duplicate="skip"``): ready, and falsy."""
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __reduce_args__(self) -> tuple[Any, ...]:
-        # For copies and pickles. Before Celery 5.7 they lose the name of the task.
-        return self.id, self.result, self.state, self.traceback, self.name
-
-
-@overload
-def is_skipped(result: ResultBase) -> bool: ...
-
-
-@overload
-def is_skipped(result: object) -> TypeGuard[Mapping[str, Any]]: ...
-
-
-def is_skipped(result: Any) -> bool:
-    """Whether a call was skipped because another call held its key.
-
-    Args:
-        result: The value of ``.get()``, or an AsyncResult or EagerResult, which is read without
-            waiting: a call that has not ended counts as not skipped.
-    """
-    if isinstance(result, ResultBase):
-        result = result.result if result.ready() else None  # type: ignore[attr-defined]
-    return isinstance(result, Mapping) and result.get(_MARK) == _SKIPPED

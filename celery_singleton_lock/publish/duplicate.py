@@ -1,4 +1,4 @@
-"""The call that has a claim: whether it does the work of an equal call, and whether it has ended.
+"""A duplicate: whether the call that has the claim answers it, and what its caller gets.
 
 Guarantees
     No call is answered with a call that is known to have ended, except in its period. A publisher
@@ -9,23 +9,39 @@ Guarantees
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from threading import Thread
 from typing import Any, Final
 
-from celery import states
+from celery import Celery, states
 from celery.backends.rpc import RPCBackend
+from celery.result import AsyncResult
 
 from ..celery_compat import backend_of, limit_backend_timeouts, result_meta
+from ..core.events import Event, EventName
+from ..core.key import KeyMaker
 from ..core.lease import Holder, Phase, Record, Token
+from ..errors import DuplicateTask
 from ..message.claim import Claim
+from ..message.skipped import SkippedResult, skipped_value
 from ..message.times import done_at
-from ..policy import Unique
+from ..policy import OnDuplicate, Policy, Unique
 from ..runtime import Runtime
+from .call import Call
 from .continuation import continues
 
+logger = logging.getLogger("celery_singleton_lock")
+
+#: The remedy for results that only the first caller receives.
+RPC_CURE: Final = (
+    'Use a result backend that all processes share, such as redis://, or on_duplicate="skip" or '
+    '"raise"; where no caller reads the result, ignore_result=True.'
+)
+# Names of the tasks whose rpc:// results this process has warned about.
+_warned: Final[set[str]] = set()
 # Seconds to wait for one answer of the result backend.
 _TIMEOUT: Final = 0.4
 #: Seconds of waiting after which a publication does not ask the result backend again.
@@ -33,6 +49,59 @@ ENOUGH: Final = 0.1
 # Seconds. A result that is older than its claim by more than this belongs to an earlier call with
 # the same, explicit task id.
 _MAX_CLOCK_DIFFERENCE: Final = 60.0
+
+
+def answer(call: Call, claim: Claim, existing: Record) -> AsyncResult[Any]:
+    """The result that the caller of ``call`` gets instead of publishing a message.
+
+    Args:
+        call: The duplicate.
+        claim: The claim that it requested.
+        existing: The record of the call that has the claim.
+
+    Raises:
+        DuplicateTask: ``on_duplicate`` is ``"raise"``.
+    """
+    runtime, on_duplicate = call.runtime, call.policy.on_duplicate
+    task_id, holder = Token.task_id_of(existing.token), existing.holder
+    # In a period, the store does not know whether the call still runs.
+    phase = "published" if claim.is_period else str(existing.phase)
+    data = {"outcome": str(on_duplicate), "phase": phase}
+    if on_duplicate is not OnDuplicate.REPLACE and _leaves_out_arguments(call):
+        data["arguments"] = "dropped"  # the queued message has those of another call
+    runtime.events.emit(
+        Event(
+            name=EventName.DUPLICATE,
+            key=existing.key,
+            task=call.task,
+            task_id=call.task_id,
+            holder=holder,
+            data=data,
+        )
+    )
+    if on_duplicate is OnDuplicate.SKIP:
+        value = skipped_value(call.task, call.key, holder, existing.phase)
+        return SkippedResult(call.task_id, value, states.SUCCESS, name=call.task)
+    if on_duplicate is OnDuplicate.RAISE:
+        age = max(0.0, runtime.clock.wall() - holder.since)
+        end = f"in {existing.ttl:.0f} s"
+        if claim.is_period:
+            end += ", whatever becomes of it"
+        else:
+            end = f"when it does, or {end} if no worker reports its end"
+        raise DuplicateTask(
+            f"{call.task} is not published: {task_id} is {phase} with the same key, "
+            f"for {age:.1f} s now. Wait for that one, or set another on_duplicate. Its claim "
+            f"ends {end}",
+            task_id,
+            existing.ttl,
+        )
+    _warn_of_rpc(call, task_id)
+    kept: AsyncResult[Any] | None = runtime.eager_results.get(claim.key)
+    if kept is not None and kept.id == task_id:
+        return kept
+    backend = backend_of(runtime.app, call.task)
+    return runtime.app.AsyncResult(task_id, backend=backend, task_name=call.task)
 
 
 def takes_over(runtime: Runtime, existing: Record, caller: Holder, *, asks: bool = True) -> bool:
@@ -65,6 +134,42 @@ def does_the_work_of(existing: Record, claim: Claim) -> bool:
     with ``until_start`` it would have freed its claim.
     """
     return claim.unique is not Unique.UNTIL_START or existing.phase is not Phase.RUNNING
+
+
+def sends_results_to_first_caller(
+    app: Celery, task: Any, policy: Policy, options: Mapping[str, Any]
+) -> bool:
+    """Whether only the thread of the first caller can read the result that a duplicate gets.
+
+    The ``rpc://`` backend sends a result to a queue of the thread that published the message.
+    """
+    ignored = options.get("ignore_result", getattr(task, "ignore_result", False))
+    return (
+        policy.unique is not None
+        and policy.on_duplicate in (OnDuplicate.RETURN_EXISTING, OnDuplicate.REPLACE)
+        and isinstance(app.backend if task is None else task.backend, RPCBackend)
+        and not ignored
+    )
+
+
+def _warn_of_rpc(call: Call, task_id: str) -> None:
+    """Warn, once per process and task, about a result that this caller may never receive."""
+    app, name = call.runtime.app, call.task
+    task, policy = app.tasks.get(name), call.policy
+    if sends_results_to_first_caller(app, task, policy, call.options) and name not in _warned:
+        _warned.add(name)
+        logger.warning(
+            "singleton: a call of %s returns the result of %s, but rpc:// delivers a result "
+            "only to the process and thread that published the message: anywhere else .get() "
+            "waits for ever. %s",
+            *(name, task_id, RPC_CURE),
+        )
+
+
+def _leaves_out_arguments(call: Call) -> bool:
+    """Whether calls with one key may have different arguments, if the task's code is here."""
+    key_maker = getattr(call.runtime.app.tasks.get(call.task), "singleton_key_maker", None)
+    return isinstance(key_maker, KeyMaker) and not key_maker.names_all
 
 
 def _has_ended(runtime: Runtime, existing: Record, task: str) -> bool:

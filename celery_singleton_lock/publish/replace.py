@@ -1,9 +1,9 @@
-"""``on_duplicate="replace"`` and ``debounce``: a queued message runs with the newest arguments.
+"""``on_duplicate="replace"``: a queued message runs with the newest arguments.
 
 Overview
     The arguments of a later call are kept in the store, at a key beside the claim of the queued
-    message, and the grant of that message's lease returns them. With ``debounce``, each call also
-    postpones the start of the message.
+    message, and the grant of that message's lease returns them (`task.replace`). With ``debounce``,
+    each call also postpones the start of the message.
 
 Guarantees
     The message runs with the arguments of the last call that it represents. If it starts before it
@@ -12,18 +12,14 @@ Guarantees
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
-
-from celery import Celery
+from typing import Final
 
 from ..core.key import Keyspace
 from ..core.lease import Record
 from ..core.store import ARGUMENTS_FOR, ReplaceArguments, Replaced, Store
 from ..errors import SettingsError
 from ..message.claim import Claim
-from ..message.times import seconds_until
 from ..policy import Policy
 
 # Seconds to wait for the reply of the store.
@@ -31,7 +27,7 @@ _TIMEOUT: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class NewestArguments:
+class Replacement:
     """The arguments of a call, for the queued message that has its claim.
 
     Attributes:
@@ -63,56 +59,6 @@ class NewestArguments:
             due_max=self.policy.debounce_max,
         )
         return store.replace_arguments(request, timeout=_TIMEOUT)
-
-
-def first_countdown(debounce: float, longest: float | None) -> float:
-    """The countdown of a debounced message; a worker puts it back if it is not due then.
-
-    Args:
-        debounce: Seconds.
-        longest: The longest countdown that is shorter than the broker's visibility timeout, in
-            seconds; None: there is no such timeout. Copies of put-backs have the same limit.
-    """
-    return debounce if longest is None else min(debounce, longest)
-
-
-def check_debounce(
-    task: str, policy: Policy, options: Mapping[str, Any], expires: Any, app: Celery
-) -> None:
-    """Refuse Celery's options that contradict ``debounce``.
-
-    Args:
-        task: The name of the task.
-        policy: Its policy, with the options of the call.
-        options: Celery's options of the call.
-        expires: Celery's ``expires`` of the call or the task.
-        app: The publisher's app.
-
-    Raises:
-        ValueError: The call sets another time, or expires before it may run.
-    """
-    for name in ("countdown", "eta"):
-        if options.get(name) is not None:
-            raise ValueError(
-                f"{task}: {name}={options[name]!r} with debounce={policy.debounce:g}: the "
-                f"debounce decides when the call runs. Leave {name} out, or turn debounce off "
-                'for this call: singleton={"debounce": None, "debounce_max": None}'
-            )
-    if expires is None:
-        return
-    where = f"{task}: expires={expires!r} with debounce={policy.debounce:g}"
-    latest = policy.debounce_max
-    if latest is None:
-        raise ValueError(
-            f"{where}: without debounce_max, later calls may postpone the run beyond any "
-            "expires, and the newest arguments would be lost. Give a debounce_max, or no "
-            "expires"
-        )
-    if (seconds_until(expires, app) or 0.0) <= latest:
-        raise ValueError(
-            f"{where}: the message may expire before it runs, {latest:g} s after the call or "
-            "later, and the newest arguments would be lost. Give a later expires, or none"
-        )
 
 
 def check_replaceable(task: str, store: Store, *, through_others: bool = False) -> None:

@@ -1,0 +1,60 @@
+"""The value of a call that was skipped, and what tells it from a result of the task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, overload
+
+from celery.result import EagerResult, ResultBase
+
+if TYPE_CHECKING:
+    from ..core.lease import Holder
+
+    _EagerResult = EagerResult[Any]
+else:
+    # Before Celery 5.7 the class is not generic at runtime.
+    _EagerResult = EagerResult
+
+
+_MARK: Final = "__singleton__"
+_SKIPPED: Final = "skipped"
+
+
+def skipped_value(task: str, key: str, holder: Holder, phase: str | None = None) -> dict[str, Any]:
+    """The value of a call of ``task`` that was skipped because ``holder`` has ``key``.
+
+    With ``phase``, the holder is the message that has the claim: the call is a duplicate of it.
+    """
+    value = {_MARK: _SKIPPED, "task": task, "key": key, "holder": holder.for_error()}
+    return value if phase is None else {**value, "phase": phase}
+
+
+class SkippedResult(_EagerResult):
+    """The result of a call that was not published (``on_duplicate="skip"``): ready, and falsy."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __reduce_args__(self) -> tuple[Any, ...]:
+        # For copies and pickles. Before Celery 5.7 they lose the name of the task.
+        return self.id, self.result, self.state, self.traceback, self.name
+
+
+@overload
+def is_skipped(result: ResultBase) -> bool: ...
+
+
+@overload
+def is_skipped(result: object) -> TypeGuard[Mapping[str, Any]]: ...
+
+
+def is_skipped(result: Any) -> bool:
+    """Whether a call was skipped because another call held its key.
+
+    Args:
+        result: The value of ``.get()``, or an AsyncResult or EagerResult, which is read without
+            waiting: a call that has not ended counts as not skipped.
+    """
+    if isinstance(result, ResultBase):
+        result = result.result if result.ready() else None  # type: ignore[attr-defined]
+    return isinstance(result, Mapping) and result.get(_MARK) == _SKIPPED
