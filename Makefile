@@ -5,8 +5,8 @@
 #   make bench ARGS="stores --only Redis --rounds 10"
 
 PYTHON ?= python3
-# The tests wait for processes more than they compute: two jobs for each of two cores.
-JOBS ?= 4
+# The tests wait for processes as much as they compute: three jobs for each of two cores.
+JOBS ?= 6
 ARGS ?=
 DEMO_ARGS ?=
 
