@@ -164,16 +164,36 @@ def check_option(kind: Any, name: str, value: Any, prefix: str = "") -> Any:
     return check(prefix + name, value, *args)
 
 
-# The actions whose calls may end with LockConflict. (With "queue" it needs a full queue.)
-_RAISING: Final = (ConflictAction.RAISE, ConflictAction.WAIT, ConflictAction.CANCEL_RUNNING)
-# The actions that a run has a feature for (`task.feature`).
-_FEATURES: Final = (ConflictAction.CANCEL_RUNNING, ConflictAction.QUEUE)
-#: The fields of `OnConflict` that an action uses; "skip", "revoke" and "raise" use none.
-CONFLICT_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    ConflictAction.RETRY: ("delay", "max_delay", "max_wait"),
-    ConflictAction.WAIT: ("timeout",),
-    ConflictAction.CANCEL_RUNNING: ("within", "timeout"),
-    ConflictAction.QUEUE: ("max_waiting",),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What one `ConflictAction` does with a refused call.
+
+    Attributes:
+        options: The fields of `OnConflict` that it uses.
+        waits: Whether the call waits at its worker.
+        raises: Whether the call may end with LockConflict. (With "queue" it needs a full queue.)
+        revokes: Whether a call ends as REVOKED, which runs no ``after_return``.
+        has_feature: Whether a run has a feature for it (`task.feature`).
+    """
+
+    options: tuple[str, ...] = ()
+    waits: bool = False
+    raises: bool = False
+    revokes: bool = False
+    has_feature: bool = False
+
+
+#: A row for each action.
+ACTIONS: Final[Mapping[str, Action]] = {
+    ConflictAction.SKIP: Action(),
+    ConflictAction.REVOKE: Action(revokes=True),
+    ConflictAction.RETRY: Action(options=("delay", "max_delay", "max_wait")),
+    ConflictAction.WAIT: Action(options=("timeout",), waits=True, raises=True),
+    ConflictAction.RAISE: Action(raises=True),
+    ConflictAction.CANCEL_RUNNING: Action(
+        options=("within", "timeout"), waits=True, raises=True, revokes=True, has_feature=True
+    ),
+    ConflictAction.QUEUE: Action(options=("max_waiting",), has_feature=True),
 }
 
 
@@ -211,7 +231,7 @@ class OnConflict:
             if value is not None or name != "max_wait":
                 object.__setattr__(self, name, seconds(f"OnConflict({name})", value))
         _whole("OnConflict(max_waiting)", self.max_waiting, 1, _MOST_WAITING)
-        used = CONFLICT_OPTIONS.get(action, ())
+        used = ACTIONS[action].options
         for f in fields(self)[1:]:
             if f.name not in used and (value := getattr(self, f.name)) != f.default:
                 raise ValueError(
@@ -440,7 +460,7 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
             checked["unique_for"] = _default_unique_for(checked.get("debounce", base.debounce))
         given_rules = {"user_on_conflict": given, "user_unique_for": given_for}
         policy = replace(base, **checked, **given_rules)
-        has_feature = policy.on_conflict.action in _FEATURES
+        has_feature = ACTIONS[policy.on_conflict.action].has_feature
         policy = replace(policy, is_plain=policy.unique is None and not has_feature)
         _check_together(policy)
     except (TypeError, ValueError) as exc:
@@ -499,7 +519,7 @@ def check_autoretry(
         if rule.max_wait is not None:
             cause = f"OnConflict.retry(max_wait={rule.max_wait:g})"
             cure = "Give a longer max_wait"
-        elif rule.action in _RAISING:
+        elif ACTIONS[rule.action].raises:
             cause = f'on_conflict="{rule.action}"'
             cure = 'Use on_conflict="retry", which puts the call back until it has run'
     if not cause and policy.on_store_error is OnStoreError.RAISE and _names(*given, StoreError):

@@ -38,7 +38,7 @@ from redis.exceptions import RedisError
 from redis.lock import Lock
 
 from ..errors import DuplicateTask, SettingsError
-from ..policy import ConflictAction, Policy, merge
+from ..policy import ACTIONS, Policy, merge
 from ..publish.continuation import continues
 from ..task.base import SingletonTask, validate
 
@@ -57,8 +57,6 @@ return (value == ARGV[1] or #value == tonumber(ARGV[2])) and redis.call('del', K
 _DECIDED: Final = frozenset(
     ("key", "scope", "limit", "unique", "unique_for", "on_duplicate", "debounce", "debounce_max")
 )
-# A task that ends like this has no after_return, so its old key would stay until it expires.
-_NOT_FREED: Final = (ConflictAction.REVOKE, ConflictAction.CANCEL_RUNNING)
 # Seconds. The old packages wait for a server without a limit.
 _TIMEOUT: Final = 5
 _clients: Final[dict[str, Redis]] = {}
@@ -208,7 +206,8 @@ class Bridge(SingletonTask[..., Any]):
         where = f"the task {self.name}"
         policy = merge(self._runtime().settings.policy, options, where=where)
         policy = merge(policy, self.singleton or {}, where=where)
-        if policy.on_conflict.action in _NOT_FREED:
+        # Without after_return, the old key would stay until it expires.
+        if ACTIONS[policy.on_conflict.action].revokes:
             raise ValueError(
                 f'{where}: on_conflict="{policy.on_conflict.action}" would leave the old key of '
                 'the call until it expires. Use "retry", "wait", "skip" or "raise"'

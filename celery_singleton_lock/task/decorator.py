@@ -10,7 +10,7 @@ from celery import Celery, Task, shared_task
 from celery.app.task import Task as BaseTask
 from celery.local import Proxy
 
-from ..policy import CONFLICT_OPTIONS, OPTIONS
+from ..policy import ACTIONS, OPTIONS
 from .base import EachAppsTask, SingletonTask, singleton_base, validate
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _refuse_mistakes(
             )
         if hasattr(base, name):
             continue
-        uses = isinstance(action, str) and name in CONFLICT_OPTIONS.get(action, ())
+        uses = isinstance(action, str) and action in ACTIONS and name in ACTIONS[action].options
         if rule := action if uses else _OF_ONE_RULE.get(name):
             raise TypeError(
                 f"{where}: {name!r} is an option of the rule, not of the task: write "

@@ -82,7 +82,7 @@ from ..message.claim import JOINED, TASK_RUN, Claim
 from ..message.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce
 from ..message.skipped import skipped_value
 from ..message.times import seconds_until
-from ..policy import ConflictAction, OnLost, OnStoreError, Policy
+from ..policy import ACTIONS, OnLost, OnStoreError, Policy
 from ..runtime import Runtime
 from . import claim as claims
 from .cancel_running import CancelRunning
@@ -103,8 +103,6 @@ _NOT_RUN: Final = (
     'The call has not run; send it again, or choose another on_conflict ("wait" and "retry" wait, '
     '"skip" ends quietly).'
 )
-# The actions with which a refused call waits at the worker.
-_WAITING: Final = (ConflictAction.WAIT, ConflictAction.CANCEL_RUNNING)
 # The relations of a refusal that say nothing about the id of this message.
 _OF_ANY_MESSAGE: Final = (
     Relation.OTHER,
@@ -349,7 +347,7 @@ class TaskRun:
         request, rule = self._operation(), self.policy.on_conflict
         locker = self._locker = self.runtime.locker
         waiter = None
-        if rule.action in _WAITING:
+        if ACTIONS[rule.action].waits:
             waiter = self._waiter = Waiter(locker, request)
         waited, failures, is_reported, since = 0.0, 0, False, None
         try:
