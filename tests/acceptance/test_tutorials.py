@@ -60,7 +60,7 @@ def test_one_account_at_a_time_goes_as_printed(
         second = worker("transfers", concurrency=4, wait=False)
         session.result()
     assert "running" in before
-    assert after.count("waiting") > 10
+    assert "waiting" in after
     printed = [re.findall(r"(ann|bob) (\d+) (begins|ends)", one.log) for one in (first, second)]
     assert len({name for name, *_ in printed[0][:3]}) == 2, "the accounts run in parallel"
     bobs, anns = (

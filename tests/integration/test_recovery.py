@@ -117,7 +117,8 @@ def test_a_killed_holders_redelivery_runs_after_the_duplicate_that_it_meets(
             set(reported([second], EventName.PUT_BACK, reason="started")) >= killed
         ),
     )
-    results = [result.get(timeout=30) for result in killed]
+    # Each refusal doubles the delay of a put-back, up to 30 s.
+    results = [result.get(timeout=60) for result in killed]
     broker.wait_until_empty()
     for number, key in enumerate(keys_of(count)):
         lost, between, again = journal.runs(key)
