@@ -10,6 +10,7 @@ receiver of ``lease_lost`` takes; CHAOS_BROKEN, the part of the lock that is bro
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import sys
@@ -17,8 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import billiard.process
 from celery import Celery, signals
 from celery.exceptions import Reject
+from kombu import serialization
 from kombu.transport import redis as transport
 
 from celery_singleton_lock import (
@@ -36,6 +39,8 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.message.header import HEADER, Delivery
+from celery_singleton_lock.worker import discarded
+from celery_singleton_lock.worker.request import SingletonRequestMixin
 from tests.chaos import broken
 from tests.chaos.bodies import LIMITS
 from tests.chaos.body import LeaseGuard, run_async_body, run_body
@@ -47,8 +52,29 @@ from tests.harness.hints import hasten_hints
 
 TTL = float(os.environ["TTL"])
 
+
+def _refuse(data: Any) -> Any:
+    raise ValueError("encoded, but not to be decoded")
+
+
+def _refuse_in_children(data: Any) -> Any:
+    if billiard.process.current_process().name != "MainProcess":
+        _refuse(data)
+    return json.loads(data)
+
+
+# As msgpack, which writes integers as keys of a map and refuses to read them.
+serialization.register("one-way", json.dumps, _refuse, "application/x-one-way", "utf-8")
+serialization.register(
+    "not-in-children", json.dumps, _refuse_in_children, "application/x-not-in-children", "utf-8"
+)
+#: The serializers with which a message is discarded: by the consumer, which does not decode it or
+#: does not accept it, or by the pool process.
+DAMAGING = ("one-way", "pickle", "not-in-children")
+
 app = Celery("chaos", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
 app.conf.update(
+    accept_content=["json", "one-way", "not-in-children"],
     broker_connection_retry_on_startup=True,
     broker_transport_options={
         "visibility_timeout": float(os.environ["VISIBILITY_TIMEOUT"]),
@@ -156,6 +182,12 @@ def again(self: Any, key: str, steps: int, seconds: float) -> str:
     return run_body(self, LeaseGuard.current(), key, steps, seconds, retries=retries)
 
 
+@singleton_task(**SHARED, acks_late=True, on_conflict=RETRY, unique="until_start", unique_for=7200)
+def claimed(self: Any, key: str, steps: int, seconds: float) -> str:
+    """As `late`, with a claim that outlasts the campaign unless somebody frees it."""
+    return run_body(self, LeaseGuard.current(), key, steps, seconds)
+
+
 @singleton_task(**SHARED, on_conflict=RETRY, on_lost="retry")
 def early(self: Any, key: str, steps: int, seconds: float) -> str:
     """Acknowledged before the body: may be lost with its process, and in no other way."""
@@ -230,6 +262,11 @@ def returned(task_id: str, entered: float, *, placed: bool) -> None:
 def unsent(task_id: str, *, known: bool) -> None:
     """A call was refused; whether it is known that it has no place."""
     _write("unsent", task_id=task_id, known=known)
+
+
+def damaged(task_id: str) -> None:
+    """A call of `claimed` is about to be published whose message no worker runs."""
+    _write("damaged", task_id=task_id)
 
 
 hasten_hints()
@@ -363,11 +400,28 @@ def _note_requeues() -> None:
     broker.QoS.restore_by_tag, broker.Channel._do_restore_message = restoring, pushing
 
 
+def _note_discards() -> None:
+    """Note the messages that a worker discards, before it frees their claims."""
+    before, as_task = discarded._discard, SingletonRequestMixin._discard
+
+    def discard(app: Any, message: Any, reason: str) -> None:
+        _write("discarded", task_id=str(message.headers.get("id")), reason=reason)
+        before(app, message, reason)
+
+    def discard_task(self: Any, reason: str) -> None:
+        _write("discarded", task_id=str(self.id), reason=reason)
+        as_task(self, reason)
+
+    discarded._discard = discard
+    SingletonRequestMixin._discard = discard_task  # type: ignore[method-assign]
+
+
 @signals.worker_init.connect(weak=False)
 def _prepare(**_: Any) -> None:
     # In workers, before they fork; never in the process of a campaign or a test.
     broken.break_on_purpose(os.environ.get("CHAOS_BROKEN", ""))
     logging.getLogger("celery_singleton_lock").addHandler(_LogLines())
     _note_requeues()
+    _note_discards()
     if VARIABLE in os.environ:
         dump_on_signal(History.from_env().directory)

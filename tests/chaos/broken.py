@@ -30,9 +30,11 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.task.cancel_running import CallOrder
 from celery_singleton_lock.task.context import Block
+from celery_singleton_lock.worker import discarded
 from celery_singleton_lock.worker import request as request_module
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
 from celery_singleton_lock.worker.queue_look import QueueLook
+from celery_singleton_lock.worker.request import SingletonRequestMixin
 
 #: As the release script, but it doesn't look whose the key is.
 _DELETE = b"""
@@ -223,6 +225,13 @@ def _absent_means_ended() -> None:
     )
 
 
+def _without_discards() -> None:
+    """The claim of a message that a worker discards stays."""
+    discarded._discard = lambda app, message, reason: None
+    mixin: Any = SingletonRequestMixin
+    mixin._discard = lambda self, reason: None
+
+
 def _without_repetition() -> None:
     """What the store does not answer is not sent again."""
     StoreQueue.catch_up = lambda self: self._unanswered.clear()  # type: ignore[method-assign]
@@ -250,4 +259,5 @@ BREAKAGES: dict[str, Callable[[], None]] = {
     "looks": _without_looks,
     "absent": _absent_means_ended,
     "repetition": _without_repetition,
+    "discards": _without_discards,
 }

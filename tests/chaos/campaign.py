@@ -266,7 +266,7 @@ def _is_over(record: Record) -> bool:
     """Whether this is the end of a job, at first sight."""
     if record.event == "end":
         return record.data.get("error") is None
-    return record.event == "skip" or (
+    return record.event in ("skip", "discarded") or (
         record.event == "left" and record.data.get("state") == "FAILURE"
     )
 

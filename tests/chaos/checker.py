@@ -272,8 +272,14 @@ def reported(
     lost_ends = {
         record.task_id
         for record in records
-        if record.event in ("taken", "start", "left")
+        if record.event in ("taken", "start", "left", "discarded")
         and any(since <= record.at <= at for since, at in losses)
+    }
+    ends = Ends(records)
+    unfreed = {
+        record.task_id
+        for record in events(records, "discarded")
+        if ends.known_at(record.pid, record.task_id, record.at) is None
     }
     violations = []
     for record in records:
@@ -286,6 +292,8 @@ def reported(
             reason = "claims of messages that vanished"
         elif claim and claim["job"] in lost_ends:
             reason = "claims whose end the store lost"
+        elif claim and claim["job"] in unfreed:
+            reason = "claims of messages whose worker died when it had discarded them"
         if reason:
             excused[reason] += 1
         else:
@@ -331,6 +339,7 @@ def _counts(
         "bodies that lost their lease": happened["lost"],
         "leases taken by a restart of the store": len(concerned),
         "calls cancelled": happened["cancelled"],
+        "messages that were made to be discarded": happened["damaged"],
         "calls with newest arguments": happened["called"],
         "writes accepted": sum(1 for write in all_writes if write.accepted),
         "stale writes refused": sum(1 for write in all_writes if not write.accepted),

@@ -5,6 +5,8 @@
     returned    a call for a queue returned to its caller, who had ``entered`` it then; whether it
                 is ``placed``, or takes its place when a worker receives it
     unsent      such a call raised; ``known``, whether it is known that it has no place
+    damaged     a call is about to be published whose message no worker runs
+    discarded   a worker's parent discards a message, and frees its claim next; ``reason``
     published   it was sent (again: it was put back); ``task``
     received    a worker's parent got a message; ``worker``, ``copy``
     requeued    kombu put a message that was not acknowledged into its queue again: too old, or its

@@ -23,7 +23,8 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
   vanished so when it was to be delivered again. Nothing of the lock runs between the publishing of
   a message and its taking up. A call in the queue of a key has no such excuse: it is in the store,
   and is published again;
-* the store has lost its data while the call waited there, in the queue of its key.
+* the store has lost its data while the call waited there, in the queue of its key;
+* discarded, if its message was made so that no worker runs it.
 
 Each of these but success, skip and a newer call is counted, so that a report shows how often it
 was needed.
@@ -202,6 +203,8 @@ def _unfinished(
                 yield name, job, _SKIPPED
             continue
         if events(job.records, "unsent"):
+            continue
+        if events(job.records, "discarded") and events(job.records, "damaged"):
             continue
         reason = _excuse(job, ends, faults, losses, ttl)
         if not reason and events(job.records, "revoked"):

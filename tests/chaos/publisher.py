@@ -28,6 +28,7 @@ MIX = {
     "held": 2,
     "held_async": 2,
     "latest": 2,
+    "claimed": 2,
     "newest": 4,
     "debounced": 4,
     "again": 1,
@@ -68,6 +69,10 @@ LENGTHS = (
 )
 #: The keys of calls that wait in queues: few, so that some are waiting at any time.
 _QUEUES = 3
+#: The share of the calls of `claimed` whose message a worker discards.
+_DAMAGED = 0.6
+#: How many calls of `claimed` in a row have one key.
+_OF_ONE_CLAIM = 4
 #: The share of these calls that have a countdown, and so no place before a worker receives them.
 _TIMED = 0.2
 #: The length of `lasting`: many of its bodies run when the store restarts.
@@ -101,6 +106,7 @@ class Publisher:
         self._random = random.Random(f"{seed} publisher")
         self._calls = 0
         self._lasting = 0
+        self._claimed = 0
 
     def publish(self) -> bool:
         """One job; whether the broker took it. What became of the others is not known."""
@@ -124,12 +130,28 @@ class Publisher:
             arguments.append(self._calls)
         if name in QUEUED:
             return self._queue(task, arguments)
+        if name == "claimed":
+            return self._claim(task, arguments)
         try:
             result = task.apply_async(arguments, retry=False)
         except (OperationalError, CeleryError, OSError):
             return False  # the broker is down
         if name in NUMBERED:
             self._module.called(result.id, self._calls)
+        return True
+
+    def _claim(self, task: Any, arguments: list[Any]) -> bool:
+        """One call with a claim; a worker discards the messages of some."""
+        arguments[0] = f"claim{self._claimed // _OF_ONE_CLAIM}"
+        self._claimed += 1
+        task_id, options = uuid(), dict[str, Any]()
+        if self._random.random() < _DAMAGED:
+            options["serializer"] = self._random.choice(self._module.DAMAGING)
+            self._module.damaged(task_id)
+        try:
+            task.apply_async(arguments, task_id=task_id, retry=False, **options)
+        except (OperationalError, CeleryError, OSError):
+            return False
         return True
 
     def _queue(self, task: Any, arguments: list[Any]) -> bool:

@@ -732,6 +732,32 @@ def test_the_claim_of_a_message_that_vanished_stays() -> None:
     assert story.judge().excused["claims of messages that vanished"] == 1
 
 
+def discarded(story: Story, at: float) -> Story:
+    """A worker's parent discards the message, and works on."""
+    story.published("j", "claimed").add("damaged", 0, task_id="j")
+    return story.add("discarded", at, task_id="j", pid=7).add("received", 40, task_id="i", pid=7)
+
+
+def test_the_claim_of_a_discarded_message_is_freed() -> None:
+    assert discarded(Story(), 1).kinds() == []
+    story = discarded(Story(), 1).add("key-left", 50, text=CLAIM)
+    assert story.kinds() == [Kind.KEY_LEFT]
+    story = (
+        discarded(Story(), 1).add("fault", 0.5, end=30, name="cut").add("key-left", 50, text=CLAIM)
+    )
+    assert story.kinds() == [Kind.KEY_LEFT], "it is repeated when the store is back"
+
+
+def test_the_claim_of_a_discarded_message_may_stay_if_its_worker_died_then() -> None:
+    story = discarded(Story(), 1).add("death", 2, pid=7, worker="w")
+    assert story.add("key-left", 50, text=CLAIM).kinds() == []
+
+
+def test_a_damaged_message_that_no_worker_discards_is_a_job_that_was_lost() -> None:
+    story = Story().published("j", "claimed").add("damaged", 0, task_id="j")
+    assert story.kinds() == [Kind.JOB_LOST]
+
+
 @pytest.mark.parametrize(
     "text", [CLAIM.replace("q j+", "q i+"), CLAIM.replace("queued", "running")]
 )
