@@ -83,7 +83,7 @@ from .store import (
     Store,
     Trace,
 )
-from .store_queue import TOO_MANY, StoreQueue
+from .store_queue import StoreQueue
 
 # Seconds after an acquire within which a release may be asynchronous. A connection that was idle
 # for longer may be broken, and beside a longer body a round trip does not matter.
@@ -363,8 +363,8 @@ class Locker:
         resent |= error.was_sent
         # The key, or the marker that the release writes, could exist for so long.
         longest = max(lease.ttl, request.marker_ttl if request.marker else 0.0)
-        if not self.queue.put(again, longest, give_up, error=error):
-            give_up(TOO_MANY)
+        if refusal := self.queue.put(again, longest, give_up, error=error):
+            give_up(refusal)
             return
         holder = lease.holder
         task, task_id = holder.task, holder.task_id

@@ -13,8 +13,8 @@ Guarantees
     longer than one timeout.
 
 Non-guarantees
-    Requests beyond `_MOST_WAITING` are not taken. The end of the process waits for the requests for
-    a second (`end`), and leaves the rest to the ttl.
+    Requests beyond `_MOST_WAITING` are not taken, nor are those after `close`. The end of the
+    process waits for the requests for a second (`end`), and leaves the rest to the ttl.
 
 State model of a request::
 
@@ -55,7 +55,8 @@ _MOST_WAITING: Final = 1000
 _LAST_REQUESTS: Final = 1.0
 _LOOK_EVERY: Final = 0.02
 
-TOO_MANY: Final = "too many others wait for the store"
+_TOO_MANY: Final = "too many others wait for the store"
+_CLOSED: Final = "the app was closed"
 _NOT_SENT: Final = "others wait for the store"
 
 
@@ -123,9 +124,10 @@ class StoreQueue:
         try:
             send(self._store)
         except StoreUnavailable as exc:
-            if self.put(send, ttl, give_up, error=exc):
-                return exc
-            give_up(TOO_MANY)
+            if refusal := self.put(send, ttl, give_up, error=exc):
+                give_up(refusal)
+                return None
+            return exc
         except StoreError as exc:
             give_up(exc)
         return None
@@ -137,7 +139,7 @@ class StoreQueue:
         give_up: Callable[[object], None],
         *,
         error: StoreUnavailable | None = None,
-    ) -> bool:
+    ) -> str:
         """As :meth:`ask`, but the caller does not wait for the first reply either.
 
         Args:
@@ -145,13 +147,15 @@ class StoreQueue:
             error: The error, if the caller has sent the request before.
 
         Returns:
-            False if too many requests wait already; then the request is dropped.
+            Why the request is dropped; empty: it will be sent.
         """
+        if self._closed:
+            return _CLOSED
         if error is not None and not self.is_silent:
             # Before the test: the next caller must not wait for this store too.
             self.is_silent, self._retry_at = True, self._clock.now() + _PAUSE_AFTER_SILENCE
         if len(self._unsent) + len(self._unanswered) >= _MOST_WAITING:
-            return False
+            return _TOO_MANY
         waiting = _Waiting(send, self._clock.now() + ttl, give_up)
         if error is None:
             self._unsent.append(waiting)
@@ -165,7 +169,7 @@ class StoreQueue:
                 native.start_new_thread(self._run, "singleton-store-queue")
             except RuntimeError:  # no thread can be started now
                 pass
-        return True
+        return ""
 
     def flush(self, seconds: float = _LAST_REQUESTS) -> None:
         """Wait at most ``seconds`` for the requests."""
@@ -181,7 +185,7 @@ class StoreQueue:
                 self._give_up(queue, waiting, waiting.why)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and take no more requests."""
         self._closed = True
 
     def catch_up(self) -> None:

@@ -14,9 +14,9 @@ from celery.exceptions import Ignore
 
 from ..core.call_queue import CallQueue, Hint, Join, Place, Remove
 from ..core.events import EventName
-from ..core.heartbeat import timeout_for
-from ..core.store import Acquire, QueuedAcquire, QueuedRelease, Refused, Relation, Release
-from ..errors import LockConflict, StoreError
+from ..core.heartbeat import MAX_TIMEOUT, timeout_for
+from ..core.store import Acquire, QueuedAcquire, QueuedRelease, Refused, Relation, Release, Store
+from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..message.header import Delivery, header_of
 from ..message.stored import Capture
 from ..policy import ConflictAction
@@ -112,18 +112,37 @@ class Queue(Feature):
         )
 
     def settled(self, ending: Ending) -> None:
-        """Take the call out whose lease was lost."""
+        """Take the call out whose lease was lost; repeated until the store answers."""
         if ending.goes_on:
             return
-        run = self.run
+        run, queue = self.run, self._queue
+        runtime, key, ttl = run.runtime, run.key, run.runtime.settings.marker_ttl
         request = Remove(
-            key=run.key,
+            key=key,
             token=run.delivery.token,
-            ended_ttl=run.runtime.settings.marker_ttl,
+            ended_ttl=ttl,
             sequence=run.delivery.sequence,
             first_open=ending.first_open,
         )
-        _, hint = self._queue.remove(request, timeout=self._timeout)
+        try:
+            _, hint = queue.remove(request, timeout=self._timeout)
+        except StoreUnavailable as exc:
+            call = {"key": key, "task": run.task.name, "task_id": run.delivery.token.task_id}
+
+            def again(store: Store) -> None:
+                _, hint = queue.remove(request, timeout=MAX_TIMEOUT)
+                if hint is not None:
+                    # The thread that repeats requests does not wait for a broker.
+                    queue.defer(key, seconds=0.0, timeout=MAX_TIMEOUT, unpublished=hint)
+
+            def give_up(why: object) -> None:
+                runtime.outages.report(why, "not-marked-as-done", **call, repeats=True)
+
+            if refusal := runtime.locker.queue.put(again, ttl, give_up, error=exc):
+                give_up(refusal)
+            else:
+                runtime.outages.report(exc, "marked-later", **call, repeats=True)
+            return
         if hint is not None:
             self._publish(hint)
 

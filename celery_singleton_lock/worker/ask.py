@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Final
 
 from ..core.store import Store
-from ..core.store_queue import TOO_MANY
 from ..runtime import Runtime
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -61,10 +60,10 @@ def ask_later(
     """Pass ``request`` to the `StoreQueue`: nothing waits for its reply. See `ask`."""
     given_up = _given_up(what, ttl, give_up)
     queue = runtime.locker.queue
-    if queue.put(request, ttl, given_up):
+    if not (refusal := queue.put(request, ttl, given_up)):
         return
     if queue.is_silent:
-        given_up(TOO_MANY)
+        given_up(refusal)
     else:
         ask(runtime, what, ttl, request, give_up)
 

@@ -8,11 +8,18 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, uuid
 from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_singleton_lock import LeaseLost, LockConflict, OnConflict, current_lease, singleton_task
+from celery_singleton_lock import (
+    PER_TASK,
+    LeaseLost,
+    LockConflict,
+    OnConflict,
+    current_lease,
+    singleton_task,
+)
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.events import EventName, Events
 from celery_singleton_lock.core.lease import Holder, Token
@@ -33,6 +40,7 @@ from celery_singleton_lock.task import run as run_module
 from celery_singleton_lock.task.interrupt import LeaseInterrupt, is_loss
 from celery_singleton_lock.task.run import TaskRun
 from celery_singleton_lock.testing import ManualClock, SingletonStore, hold_lock, lose_lease
+from tests.harness.deliveries import wait_until
 from tests.harness.events import Recorded
 from tests.harness.keys import EVERY_NAME
 
@@ -494,3 +502,44 @@ def test_a_group_reports_a_loss_unless_something_in_it_goes_further(
 ) -> None:
     group = BaseExceptionGroup("group", errors)
     assert is_loss(group, interrupted=interrupted) is expected
+
+
+@pytest.mark.parametrize("answers_in_time", [True, False])
+def test_the_place_of_a_call_that_has_lost_its_lease_ends_when_the_store_answers(
+    answers_in_time: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SingletonStore()
+    name = uuid()
+    with Celery("queue", broker="memory://") as app:
+        store.install(app)
+
+        @singleton_task(
+            app=app, name="work", key=PER_TASK, shared=False, on_conflict="queue", on_lost="fail"
+        )
+        def work() -> None:
+            lose_lease(current_lease())
+            current_lease().check()
+
+        ids = [work.apply_async(queue=name).id for _ in range(2)]
+        queue: Any = store.store.call_queue
+        key, tries, remove = work.lock_key(), list[Any](), queue.remove
+
+        def first_without_reply(request: Any, *, timeout: float) -> Any:
+            tries.append(request)
+            if len(tries) == 1 and not answers_in_time:
+                raise StoreUnavailable("timed out")
+            return remove(request, timeout=timeout)
+
+        monkeypatch.setattr(queue, "remove", first_without_reply)
+        with app.connection_for_read() as connection:
+            message = connection.SimpleQueue(name).get_nowait()
+        trace = build_tracer("work", work, app=app)
+        trace(ids[0], (), {}, {**message.headers, "delivery_info": {}, NONCE_KEY: "n"})
+        wait_until(
+            lambda: (
+                [Token.task_id_of(call.task) for call in queue.calls(key, most=9, timeout=1)]
+                == ids[1:]
+            ),
+            "its place is that of the next call",
+        )
+        assert len(tries) == (1 if answers_in_time else 2)

@@ -37,10 +37,10 @@ class Bench:
         #: What `ask` knows of a runtime.
         self.runtime: Any = SimpleNamespace(locker=SimpleNamespace(queue=self.queue))
 
-    def put(self, name: Any, ttl: float = 60.0) -> bool:
+    def put(self, name: Any, ttl: float = 60.0) -> str:
         return self.queue.put(lambda store: self.asked.append(name), ttl, self.given_up.append)
 
-    def put_away(self, ttl: float = 60.0) -> bool:
+    def put_away(self, ttl: float = 60.0) -> str:
         return self.queue.put(away, ttl, self.given_up.append)
 
 
@@ -145,7 +145,7 @@ def test_a_request_waits_for_a_thread_until_one_can_be_started(
 
     with monkeypatch.context() as patch:
         patch.setattr(native, "start_new_thread", refuse)
-        assert running.put(lambda store: asked.append("a"), 60.0, print)
+        assert not running.put(lambda store: asked.append("a"), 60.0, print)
     running.put(lambda store: asked.append("b"), 60.0, print)
     wait_until(lambda: running.is_empty, "the store has answered")
     assert asked == ["a", "b"]
@@ -257,6 +257,19 @@ def test_what_is_left_at_the_end_of_the_process_is_given_up(running: StoreQueue)
     running.end()
     assert running.is_empty
     assert [str(why) for why in given_up] == ["this part of the store is silent"]
+
+
+def test_a_request_after_the_close_is_sent_once_and_given_up_if_there_is_no_reply(
+    running: StoreQueue,
+) -> None:
+    asked: list[str] = []
+    given_up: list[object] = []
+    running.close()
+    running.ask(lambda store: asked.append("a"), 60.0, given_up.append)
+    assert (asked, given_up) == (["a"], [])
+    assert running.ask(away, 60.0, given_up.append) is None
+    assert given_up == ["the app was closed"]
+    assert running.is_empty
 
 
 def test_requests_that_keep_failing_do_not_postpone_the_next_try(bench: Bench) -> None:
