@@ -154,17 +154,8 @@ def test_a_message_that_is_discarded_frees_its_claim_and_the_worker_says_why(
     worker.wait_for_log(rf"{ended.id}\S* was discarded \({reason}\)", timeout=5)
 
 
-@pytest.mark.parametrize(
-    ("results", "send"),
-    [
-        pytest.param("there", sent, marks=pytest.mark.slow),
-        pytest.param("there", in_protocol_1, marks=pytest.mark.slow),
-        ("disabled", in_protocol_1),
-        pytest.param("disabled", sent, marks=pytest.mark.slow),
-        ("away", sent),
-        pytest.param("away", in_protocol_1, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("send", [sent, in_protocol_1])
+@pytest.mark.parametrize("results", ["there", "disabled", "away"])
 def test_a_message_of_an_unknown_task_frees_its_claim(
     stage: Stage,
     worker: CeleryWorker,
@@ -188,10 +179,7 @@ def test_a_message_of_an_unknown_task_frees_its_claim(
     other.wait_for_log(rf"{ended.id}\S* was discarded \(unknown\)", timeout=5)
 
 
-@pytest.mark.parametrize(
-    "way",
-    [pytest.param("its content is not accepted", marks=pytest.mark.slow), "it does not decode"],
-)
+@pytest.mark.parametrize("way", ["its content is not accepted", "it does not decode"])
 def test_the_newest_arguments_of_a_discarded_message_are_deleted(
     stage: Stage, worker: CeleryWorker, name: str, consume: Consume, way: str
 ) -> None:

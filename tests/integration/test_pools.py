@@ -31,16 +31,7 @@ eventlet = pytest.param(
         importlib.util.find_spec("eventlet") is None, reason="eventlet is not installed"
     ),
 )
-every_pool = pytest.mark.parametrize(
-    "pool",
-    [
-        "prefork",
-        "threads",
-        pytest.param("solo", marks=pytest.mark.slow),
-        "gevent",
-        pytest.param("eventlet", marks=[*eventlet.marks, pytest.mark.slow]),
-    ],
-)
+every_pool = pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", eventlet])
 green_pool = pytest.mark.parametrize("pool", ["gevent", eventlet])
 
 
@@ -107,7 +98,7 @@ def test_a_body_longer_than_its_ttl_is_renewed_and_excludes_duplicates(
 @pytest.mark.parametrize(
     ("pool", "slow"),
     [
-        pytest.param("prefork", "signal", marks=pytest.mark.slow),
+        ("prefork", "signal"),
         ("threads", "signal"),
         pytest.param("prefork", "log", marks=pytest.mark.slow),
         pytest.param("solo", "signal", marks=pytest.mark.slow),
@@ -189,7 +180,6 @@ def count_a_loss_and_then_tasks(
         pytest.param("eventlet", marks=[*eventlet.marks, pytest.mark.slow]),
     ],
 )
-@pytest.mark.slow
 def test_the_log_goes_on_beside_a_receiver_that_blocks(
     pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
 ) -> None:
@@ -247,7 +237,7 @@ def test_a_body_is_interrupted_before_any_observer_of_its_loss_has_returned(
 @pytest.mark.parametrize(
     ("pool", "how"),
     [
-        pytest.param("gevent", "time_limit", marks=pytest.mark.slow),  # eventlet enforces none
+        ("gevent", "time_limit"),  # eventlet enforces none
         ("gevent", "revoke"),
         pytest.param("eventlet", "revoke", marks=[*eventlet.marks, pytest.mark.slow]),
     ],

@@ -216,10 +216,7 @@ def test_a_call_that_is_requeued_after_the_death_of_its_child_runs_before_the_ne
     assert numbers(stage, name) == [0, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("kind", "runs"),
-    [pytest.param("early", [0, 1, 2], marks=pytest.mark.slow), ("late", [0, 0, 1, 2])],
-)
+@pytest.mark.parametrize(("kind", "runs"), [("early", [0, 1, 2]), ("late", [0, 0, 1, 2])])
 def test_the_queue_goes_on_after_the_death_of_a_whole_worker(
     stage: Stage, worker: CeleryWorker, name: str, kind: str, runs: list[int], consume: Consume
 ) -> None:
@@ -402,7 +399,6 @@ def test_a_look_leaves_a_call_of_another_broker_to_the_workers_there(
         assert result.get(timeout=30) == 0
 
 
-@pytest.mark.slow
 def test_calls_of_two_brokers_run_in_order_each_at_its_own(
     stage: Stage, worker: CeleryWorker, name: str, elsewhere: Mapping[str, str]
 ) -> None:
@@ -445,7 +441,6 @@ def test_calls_that_wait_when_the_option_is_switched_off_run_in_order_and_once(
     wait_until(lambda: not in_queue(stage, name), "the queue is empty")
 
 
-@pytest.mark.slow
 def test_calls_with_a_place_run_in_order_at_workers_with_and_without_the_option(
     stage: Stage, name: str, consume: Consume
 ) -> None:
@@ -460,7 +455,6 @@ def test_calls_with_a_place_run_in_order_at_workers_with_and_without_the_option(
     assert numbers(stage, name) == list(range(10))
 
 
-@pytest.mark.slow
 def test_calls_with_and_without_a_place_run_once_and_apart_while_the_option_is_deployed(
     stage: Stage, name: str, consume: Consume
 ) -> None:
@@ -480,7 +474,6 @@ def test_calls_with_and_without_a_place_run_once_and_apart_while_the_option_is_d
     assert stage.journal.overlaps() == []
 
 
-@pytest.mark.slow
 def test_calls_that_were_put_back_before_the_option_was_switched_on_take_a_place(
     stage: Stage, worker: CeleryWorker, name: str, consume: Consume
 ) -> None:
@@ -496,7 +489,6 @@ def test_calls_that_were_put_back_before_the_option_was_switched_on_take_a_place
     assert ended([first, second]) == [0, 1]
 
 
-@pytest.mark.slow
 def test_the_queue_goes_on_without_a_result_backend(
     stage: Stage, name: str, consume: Consume
 ) -> None:
@@ -730,7 +722,6 @@ def test_calls_that_no_worker_has_consumed_for_long_run_in_order_and_once(
     wait_until(lambda: not in_queue(stage, name), "the queue is empty")
 
 
-@pytest.mark.slow
 def test_a_retry_that_is_lost_with_its_worker_in_its_countdown_runs_before_the_next_call(
     stage: Stage, worker: CeleryWorker, name: str, consume: Consume
 ) -> None:

@@ -187,7 +187,7 @@ def test_the_queues_of_a_cluster_are_listed_and_their_calls_cancelled(
         assert [first.get(timeout=30), third.get(timeout=30)] == [0, 2]
 
 
-@pytest.mark.parametrize("acknowledged", [pytest.param("early", marks=pytest.mark.slow), "late"])
+@pytest.mark.parametrize("acknowledged", ["early", "late"])
 def test_the_end_of_a_call_that_got_no_reply_is_repeated_and_the_next_call_runs(
     redis_url: str, tmp_path: Path, private_redis: PrivateServer, name: str, acknowledged: str
 ) -> None:

@@ -386,9 +386,7 @@ def test_the_result_of_a_cancelled_call_names_the_operator(
         second.get(timeout=30)
 
 
-@pytest.mark.parametrize(
-    "is_silent", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["down", "silent"]
-)
+@pytest.mark.parametrize("is_silent", [False, True], ids=["down", "silent"])
 def test_a_call_is_cancelled_again_if_the_result_backend_was_down(
     stage: Stage, name: str, private_redis: PrivateServer, is_silent: bool
 ) -> None:

@@ -321,7 +321,7 @@ def test_a_plain_task_around_a_singleton_task_is_refused() -> None:
 # The store at the start.
 
 
-@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_server_that_may_evict_leases_grants_none_until_its_policy_is_corrected(
     pool: str, worker: StartWorker, write_app: WriteApp, load_app: LoadApp
 ) -> None:
@@ -678,14 +678,7 @@ def test_nodes_of_zookeeper_that_belong_to_another_login_are_said_with_the_remed
 # Forms of the URL.
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        pytest.param("unix", marks=pytest.mark.slow),
-        pytest.param("redis+socket", marks=pytest.mark.slow),
-        "redis+socket as the broker",
-    ],
-)
+@pytest.mark.parametrize("form", ["unix", "redis+socket", "redis+socket as the broker"])
 def test_a_store_behind_a_socket_file(
     form: str,
     environment: dict[str, str],
