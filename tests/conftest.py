@@ -65,13 +65,22 @@ hypothesis.settings.load_profile("unhurried")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Workers and commands in processes of their own start without what Celery imports for a shell.
+_LEAN = str(Path(__file__).parent / "harness/lean")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_LEAN, os.environ.get("PYTHONPATH")]))
+
 # A shell that runs the tests in the background has SIGINT ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Until the tests are collected, there is nothing that the collector of garbage could free.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Keep the collector from going through all tests again and again, at each of its rounds."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -27,9 +27,19 @@ from tests.integration.stage import PATIENCE, wait_until
 Post = Callable[[str], tuple[int, Any, "http.client.HTTPMessage"]]
 
 
-@pytest.fixture
-def example(tmp_path: Path, redis_url: str) -> Path:
-    """A folder with the README's tasks.py and the page's web.py, on this test's server."""
+@pytest.fixture(scope="module")
+def redis_url(redis_server: Any, _databases: Iterator[int]) -> str:
+    """A database for all tests of the module, which use different accounts."""
+    url: str = redis_server.url(next(_databases))
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+    return url
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Path:
+    """A folder with the README's tasks.py and the page's web.py, on the module's server."""
+    tmp_path = tmp_path_factory.mktemp("site")
     tasks = re.sub(r"redis://localhost:6379/\d", redis_url, block_with(README, "# tasks.py"))
     (tmp_path / "tasks.py").write_text(tasks)
     page = (ROOT / "docs/how-to/fastapi.md").read_text()
@@ -37,7 +47,7 @@ def example(tmp_path: Path, redis_url: str) -> Path:
     return tmp_path
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def post(example: Path) -> Iterator[Post]:
     port = free_port()
     server = Process(

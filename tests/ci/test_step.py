@@ -35,11 +35,11 @@ def runner(run: str, tmp_path: Path) -> Runner:
     return Runner(run=run, folder=tmp_path / "results", seconds=100)
 
 
-def take(runner: Runner, project: Path, *tests: str) -> Result:
+def take(runner: Runner, project: Path, *tests: str, jobs: int = 0) -> Result:
     for number, text in enumerate(tests):
         (project / f"test_{number}.py").write_text(text)
     # Without the plugins that this environment has: they take most of the time of a start.
-    pytest_ = f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -p xdist -n 2"
+    pytest_ = f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -p xdist -n {jobs}"
     (project / "Makefile").write_text(f"test:\n\t{pytest_} $(ARGS)\n")
     (project / "pytest.ini").touch()
     (project / "results").mkdir()
@@ -50,7 +50,7 @@ def take(runner: Runner, project: Path, *tests: str) -> Result:
 def test_a_test_that_fails_once_is_named_as_unsteady_and_stops_nothing(
     runner: Runner, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    result = take(runner, tmp_path, GOOD, UNSTEADY)
+    result = take(runner, tmp_path, GOOD, UNSTEADY, jobs=2)
     assert result.ok
     assert result.unsteady == ("test_1.py::test_unsteady",)
     assert (result.passed, result.failed) == (2, ())

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -90,6 +91,9 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # What was read, and up to which byte: those who wait look at it a hundred times a second.
+        self._read: tuple[int, list[Record]] = 0, []
+        self._reading = threading.Lock()
 
     @classmethod
     def from_env(cls) -> Journal:
@@ -151,7 +155,11 @@ class Journal:
 
     def records(self) -> list[Record]:
         """All lines so far, in the order in which they were written."""
-        return self.records_from(0)[1]
+        with self._reading:
+            offset, records = self._read
+            offset, new = self.records_from(offset)
+            self._read = offset, [*records, *new]
+            return list(self._read[1])
 
     def records_from(self, offset: int) -> tuple[int, list[Record]]:
         """The lines from byte ``offset`` on, and the offset from which to read the next."""

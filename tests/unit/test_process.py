@@ -19,9 +19,10 @@ from tests.harness.deliveries import wait_until
 OWN = identity_of_this_process()
 pytestmark = pytest.mark.skipif(not OWN, reason="needs Linux's /proc, of this PID namespace")
 
-NAMED = """
-import os
-from celery_singleton_lock.core.process import identity_of_this_process
+# The module alone: its package imports Celery, which takes most of the time of such a process.
+NAMED = f"""
+import os, runpy
+identity_of_this_process = runpy.run_path({process.__file__!r})["identity_of_this_process"]
 print(os.getpid(), identity_of_this_process(), flush=True)
 """
 WAITS = f"{NAMED}\nimport time\ntime.sleep(600)"
