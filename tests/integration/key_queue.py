@@ -11,8 +11,9 @@ from celery_singleton_lock.core.call_queue import CallQueue
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.worker.queue_look import QueueLook
+from tests.harness.app_module import fresh_module
 from tests.harness.calls import Calls
-from tests.harness.cli import run_apart, run_here
+from tests.harness.cli import run_here
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, wait_until
 
@@ -101,10 +102,11 @@ def unreachable_broker() -> Connection:
 def cli(stage: Stage, *arguments: str, answer: str = "", **env: str) -> tuple[int, str]:
     """Run ``celery singleton``: its exit status, and what it says.
 
-    In this process; in one of its own if ``env`` is added to its environment.
+    For the app of the stage; for a copy of its own if ``env`` is added to its environment.
     """
-    if env:
-        answered = run_apart(APP, *arguments, env={**stage.environment, **env}, answers=answer)
-    else:
+    if not env:
         answered = run_here(stage.app.app, *arguments, answers=answer)
+    else:
+        with fresh_module(APP, {**stage.environment, **env}) as copy:
+            answered = run_here(copy.app, *arguments, answers=answer)
     return answered.status, answered.all

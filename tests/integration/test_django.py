@@ -41,14 +41,15 @@ def publish(environment: dict[str, str]) -> Publish:
     return run
 
 
-def test_a_django_task_is_a_singleton_and_waits_for_the_commit(
+def test_a_django_task_is_a_singleton_and_waits_for_the_commit_beside_settings_of_others(
     worker: StartWorker,
     publish: Publish,
     journal: Journal,
     redis_client: Any,
 ) -> None:
-    # One process: what was sent first is done first.
-    worker(SITE, concurrency=1)
+    # The settings of others do not stop it. One process: what was sent first is done first.
+    others = {"CELERY_TASK_TIME_LIMIT": 60, "OTHER_SINGLETON_LOCK_SIZE": 1, "SINGLETON": 1}
+    worker(SITE, concurrency=1, env={"SETTINGS": json.dumps(others)})
     report = publish()
     assert report["is both"]
     assert report["key"] == report["now"]["key"] == name_in_store(f"{GREET}:now", prefix="site")
@@ -89,11 +90,6 @@ def test_a_wrong_setting_in_djangos_namespace_stops_the_worker(
     assert process.wait() == 1
     assert "Traceback" not in process.log
     process.wait_for_log(f"CRITICAL.*{message}")
-
-
-def test_the_settings_of_others_in_djangos_settings_are_left_alone(worker: StartWorker) -> None:
-    others = {"CELERY_TASK_TIME_LIMIT": 60, "OTHER_SINGLETON_LOCK_SIZE": 1, "SINGLETON": 1}
-    worker(SITE, env={"SETTINGS": json.dumps(others)})
 
 
 def test_the_cli_reads_djangos_settings(environment: dict[str, str]) -> None:

@@ -56,6 +56,21 @@ def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=3)
 
 
+@pytest.fixture(scope="module")
+def without_the_option(stage: Stage) -> CeleryWorker:
+    """A worker whose tasks do not queue; it consumes what `also_consume` names."""
+    return stage.worker(concurrency=2, queues=["without"], env={"OFF": "1"})
+
+
+@pytest.fixture(scope="module")
+def faulty(stage: Stage) -> CeleryWorker:
+    """One that dies where a test lets it, and does not know the task `gone`."""
+    for fault in ("died", "died-at-link"):
+        stage.redis.set(fault, "1")  # until a test deletes it
+    env = {"DIES": "1", "DIES_AT_LINK": "1", "WITHOUT": "1"}
+    return stage.worker(concurrency=1, queues=["faulty"], env=env)
+
+
 def kill(stage: Stage, pid: int) -> None:
     stage.journal.death(pid, kill_process(pid))
 
@@ -161,11 +176,11 @@ def test_the_links_of_a_chain_in_one_key_run_in_order(
 
 
 def test_a_call_has_not_ended_before_its_links_are_published(
-    stage: Stage, name: str, consume: Consume
+    stage: Stage, faulty: CeleryWorker, name: str
 ) -> None:
     """Its process dies in between; the broker delivers it again."""
     stage.redis.delete("died-at-link")
-    consume(name, env={"DIES_AT_LINK": "1"})
+    also_consume(stage, faulty, name)
     link = stage.app.early.si(name, 1).set(queue=name)
     stage.app.requeued.apply_async((name, 0), queue=name, link=link)
     begun(stage, name, 1)
@@ -216,40 +231,36 @@ def test_a_call_that_is_requeued_after_the_death_of_its_child_runs_before_the_ne
     assert numbers(stage, name) == [0, 0, 1]
 
 
-@pytest.mark.parametrize(("kind", "runs"), [("early", [0, 1, 2]), ("late", [0, 0, 1, 2])])
-def test_the_queue_goes_on_after_the_death_of_a_whole_worker(
-    stage: Stage, worker: CeleryWorker, name: str, kind: str, runs: list[int], consume: Consume
+def test_the_queues_go_on_after_the_death_of_a_whole_worker(
+    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
 ) -> None:
-    task = getattr(stage.app, kind)
-    other = consume(name)
-    first = task.apply_async((name, 0, name), queue=name)
-    begun(stage, name, 0)
-    results = [task.delay(name, number) for number in (1, 2)]
+    """One message was sent by name, and began at once, so the store has no message of it."""
+    early, late, by_name = (f"{name}-{kind}" for kind in ("early", "late", "by-name"))
+    other = consume(name, concurrency=3)
+    firsts = [
+        stage.app.early.apply_async((early, 0, name), queue=name),
+        stage.app.late.apply_async((late, 0, name), queue=name),
+        stage.app.app.send_task(stage.app.early.name, (by_name, 0, name), queue=name),
+    ]
+    for key in (early, late, by_name):
+        begun(stage, key, 0)
+    results = [
+        task.delay(key, number)
+        for task, key in ((stage.app.early, early), (stage.app.late, late))
+        for number in (1, 2)
+    ]
+    results.append(stage.app.early.delay(by_name, 1))
     power_cut(other, stage.journal)
     stage.open(name)
     also_consume(stage, worker, name)
-    if kind == "early":
+    for first in (firsts[0], firsts[2]):
         with pytest.raises(WorkerLostError, match="acknowledged"):
             first.get(timeout=30)
-    else:
-        assert first.get(timeout=30) == 0
-    assert ended(results) == [1, 2]
-    assert numbers(stage, name) == runs
-
-
-def test_a_message_without_a_place_that_is_lost_with_its_worker_has_a_result(
-    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
-) -> None:
-    """It was sent by name, and began at once, so the store has no message of it."""
-    other = consume(name)
-    sent = stage.app.app.send_task(stage.app.early.name, (name, 0, name), queue=name)
-    begun(stage, name, 0)
-    last = stage.app.early.delay(name, 1)
-    power_cut(other, stage.journal)
-    with pytest.raises(WorkerLostError, match="acknowledged"):
-        sent.get(timeout=30)
-    assert last.get(timeout=30) == 1
-    assert numbers(stage, name) == [0, 1]
+    assert firsts[1].get(timeout=30) == 0
+    assert ended(results) == [1, 2, 1, 2, 1]
+    assert numbers(stage, early) == [0, 1, 2]
+    assert numbers(stage, late) == [0, 0, 1, 2]
+    assert numbers(stage, by_name) == [0, 1]
 
 
 @pytest.mark.parametrize("is_silent", [False, True], ids=["down", "silent"])
@@ -349,7 +360,7 @@ def test_a_retry_that_is_revoked_lets_the_next_call_run(
 
 
 def test_a_call_whose_task_no_worker_knows_frees_its_claim_and_lets_the_next_one_run(
-    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
+    stage: Stage, worker: CeleryWorker, faulty: CeleryWorker, name: str
 ) -> None:
     unique: Any = {"queue": name, "singleton": {"unique": "until_done"}}
     unknown = stage.app.gone.apply_async((name, 0), **unique)
@@ -358,7 +369,7 @@ def test_a_call_whose_task_no_worker_knows_frees_its_claim_and_lets_the_next_one
     claim = Keyspace.claim(stage.app.gone.name, stage.app.gone.lock_key(name, 0))
     assert stage.redis.exists(claim)
     assert stage.redis.keys(f"*:claim|no.{name}*")
-    consume(name, env={"WITHOUT": "1"})
+    also_consume(stage, faulty, name)
     with pytest.raises(NotRegistered):
         unknown.get(timeout=30)
     assert last.get(timeout=30) == 1
@@ -432,21 +443,21 @@ def test_a_worker_learns_another_spelling_of_its_broker_from_a_message(
 
 
 def test_calls_that_wait_when_the_option_is_switched_off_run_in_order_and_once(
-    stage: Stage, name: str, consume: Consume
+    stage: Stage, without_the_option: CeleryWorker, name: str
 ) -> None:
     results = unconsumed(stage, name, 4)
-    consume(name, concurrency=2, env={"OFF": "1"})
+    also_consume(stage, without_the_option, name)
     assert ended(results) == [0, 1, 2, 3]
     assert numbers(stage, name) == [0, 1, 2, 3]
     wait_until(lambda: not in_queue(stage, name), "the queue is empty")
 
 
 def test_calls_with_a_place_run_in_order_at_workers_with_and_without_the_option(
-    stage: Stage, name: str, consume: Consume
+    stage: Stage, worker: CeleryWorker, without_the_option: CeleryWorker, name: str
 ) -> None:
     queues = [f"{name}-{n}" for n in range(2)]
-    consume(queues[0], concurrency=2)
-    consume(queues[1], concurrency=2, env={"OFF": "1"})
+    also_consume(stage, worker, queues[0])
+    also_consume(stage, without_the_option, queues[1])
     results = [
         stage.app.early.apply_async((name, number), queue=queues[number % 2])
         for number in range(10)
@@ -456,11 +467,11 @@ def test_calls_with_a_place_run_in_order_at_workers_with_and_without_the_option(
 
 
 def test_calls_with_and_without_a_place_run_once_and_apart_while_the_option_is_deployed(
-    stage: Stage, name: str, consume: Consume
+    stage: Stage, worker: CeleryWorker, without_the_option: CeleryWorker, name: str
 ) -> None:
     queues = [f"{name}-{n}" for n in range(2)]
-    consume(queues[0], concurrency=2)
-    consume(queues[1], concurrency=2, env={"OFF": "1"})
+    also_consume(stage, worker, queues[0])
+    also_consume(stage, without_the_option, queues[1])
     results = []
     for number in range(4):
         for queue in queues:
@@ -489,6 +500,7 @@ def test_calls_that_were_put_back_before_the_option_was_switched_on_take_a_place
     assert ended([first, second]) == [0, 1]
 
 
+@pytest.mark.slow
 def test_the_queue_goes_on_without_a_result_backend(
     stage: Stage, name: str, consume: Consume
 ) -> None:
@@ -702,9 +714,9 @@ def test_a_call_whose_message_the_broker_has_lost_is_published_again(
 
 
 def test_calls_that_no_worker_has_consumed_for_long_run_in_order_and_once(
-    stage: Stage, name: str, consume: Consume
+    stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
-    """Three deadlines pass before a worker starts: four copies of the first message."""
+    """Three deadlines pass before a worker consumes: four copies of the first message."""
     results = unconsumed(stage, name, 100)
     store = calls_of(stage, name).store
     look = QueueLook(stage.app.app, lambda: store, lambda: False)
@@ -716,7 +728,7 @@ def test_calls_that_no_worker_has_consumed_for_long_run_in_order_and_once(
             return bool(stage.redis.llen(name) == copies)
 
         wait_until(is_published, "it is published again")
-    consume(name, concurrency=4)
+    also_consume(stage, worker, name)
     assert ended(results) == list(range(100))
     assert numbers(stage, name) == list(range(100))
     wait_until(lambda: not in_queue(stage, name), "the queue is empty")
@@ -759,10 +771,10 @@ def test_the_next_call_is_published_with_the_entities_that_the_broker_has_lost(
 
 
 def test_the_next_call_runs_although_the_process_before_it_died_before_publishing_it(
-    stage: Stage, name: str, consume: Consume
+    stage: Stage, faulty: CeleryWorker, name: str
 ) -> None:
     stage.redis.delete("died")
-    consume(name, env={"DIES": "1"})
+    also_consume(stage, faulty, name)
     results = unconsumed(stage, name, 3)
     assert ended(results) == [0, 1, 2]
     assert stage.redis.get("died")

@@ -19,6 +19,7 @@ from tests.harness.worker import CeleryWorker
 from tests.integration.conftest import Consume
 from tests.integration.key_queue import (
     APP,
+    also_consume,
     bodies,
     cli,
     ended,
@@ -58,13 +59,13 @@ def test_results_are_sent_to_the_caller_of_a_call_that_waited(
 
 
 def test_priorities_are_of_keys_not_of_the_calls_of_one(
-    stage: Stage, name: str, consume: Consume
+    stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     results = [
         stage.app.early.apply_async((name, number), queue=name, priority=priority)
         for number, priority in enumerate([0, 9, 3, 6])
     ]
-    consume(name, concurrency=2)
+    also_consume(stage, worker, name)
     assert ended(results) == [0, 1, 2, 3]
     assert bodies(stage, name) == [(name, number) for number in range(4)]
 
@@ -187,7 +188,7 @@ def test_the_queues_of_a_cluster_are_listed_and_their_calls_cancelled(
         assert [first.get(timeout=30), third.get(timeout=30)] == [0, 2]
 
 
-@pytest.mark.parametrize("acknowledged", ["early", "late"])
+@pytest.mark.parametrize("acknowledged", [pytest.param("early", marks=pytest.mark.slow), "late"])
 def test_the_end_of_a_call_that_got_no_reply_is_repeated_and_the_next_call_runs(
     redis_url: str, tmp_path: Path, private_redis: PrivateServer, name: str, acknowledged: str
 ) -> None:
