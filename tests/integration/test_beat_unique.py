@@ -33,7 +33,9 @@ def sent(process: CeleryBeat) -> int:
     return process.log.count("Sending due task unique")
 
 
-@pytest.mark.parametrize("registered", [True, False], ids=["registered", "by name"])
+@pytest.mark.parametrize(
+    "registered", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["registered", "by name"]
+)
 @pytest.mark.parametrize(
     "scheduler",
     [

@@ -45,6 +45,7 @@ def test_both_links_of_a_chain_on_one_key_run_100_of_100(
     assert stage.journal.overlaps() == []
 
 
+@pytest.mark.slow
 def test_without_the_early_release_second_links_are_skipped(stage: Stage, name: str) -> None:
     worker = stage.worker(concurrency=4, queues=["without"], env={"WITHOUT": "early-release"})
     assert any(

@@ -225,7 +225,10 @@ def test_no_body_starts_before_a_revoked_one_has_ended(
     wait_until(lambda: not keys.held(), "no key is left", timeout=SOON)
 
 
-@pytest.mark.parametrize("shutdown", ["warm", pytest.param("soft", marks=pytest.mark.slow), "cold"])
+@pytest.mark.parametrize(
+    "shutdown",
+    ["warm", *(pytest.param(shutdown, marks=pytest.mark.slow) for shutdown in ("soft", "cold"))],
+)
 def test_a_shutdown_frees_the_keys_of_what_it_ends_and_only_then(
     worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal, shutdown: str
 ) -> None:

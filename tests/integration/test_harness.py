@@ -313,6 +313,7 @@ def test_a_pytest_celery_setup_runs_on_local_processes(
     celery_setup.worker.assert_log_exists("succeeded")
 
 
+@pytest.mark.slow
 def test_pytest_celery_nodes_can_be_killed_and_restarted(
     celery_setup: CeleryTestSetup, journal: Journal
 ) -> None:

@@ -31,7 +31,16 @@ eventlet = pytest.param(
         importlib.util.find_spec("eventlet") is None, reason="eventlet is not installed"
     ),
 )
-every_pool = pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", eventlet])
+every_pool = pytest.mark.parametrize(
+    "pool",
+    [
+        "prefork",
+        "threads",
+        pytest.param("solo", marks=pytest.mark.slow),
+        "gevent",
+        pytest.param("eventlet", marks=[*eventlet.marks, pytest.mark.slow]),
+    ],
+)
 green_pool = pytest.mark.parametrize("pool", ["gevent", eventlet])
 
 
@@ -98,7 +107,7 @@ def test_a_body_longer_than_its_ttl_is_renewed_and_excludes_duplicates(
 @pytest.mark.parametrize(
     ("pool", "slow"),
     [
-        ("prefork", "signal"),
+        pytest.param("prefork", "signal", marks=pytest.mark.slow),
         ("threads", "signal"),
         pytest.param("prefork", "log", marks=pytest.mark.slow),
         pytest.param("solo", "signal", marks=pytest.mark.slow),
@@ -237,7 +246,7 @@ def test_a_body_is_interrupted_before_any_observer_of_its_loss_has_returned(
 @pytest.mark.parametrize(
     ("pool", "how"),
     [
-        ("gevent", "time_limit"),  # eventlet enforces none
+        pytest.param("gevent", "time_limit", marks=pytest.mark.slow),  # eventlet enforces none
         ("gevent", "revoke"),
         pytest.param("eventlet", "revoke", marks=[*eventlet.marks, pytest.mark.slow]),
     ],

@@ -226,7 +226,9 @@ def test_a_release_is_reported_as_failed_when_the_process_ends_before_the_store_
     private_redis.resume()
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["lives", "killed"])
+@pytest.mark.parametrize(
+    "killed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["lives", "killed"]
+)
 def test_a_block_that_ends_during_an_outage_frees_its_key_when_the_store_is_back(
     private_redis: PrivateServer,
     worker: StartWorker,

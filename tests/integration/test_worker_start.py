@@ -80,7 +80,7 @@ def write_app(
     tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> WriteApp:
     """``write_app("...code...")``: the name of a module with an app of one task, and that code."""
-    environment["PYTHONPATH"] = str(tmp_path)
+    environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(code: str = "", *, head: str = HEAD + ONE_TASK, name: str = "site_of_test") -> str:
@@ -153,7 +153,7 @@ def test_a_wrong_setting_stops_the_worker_with_one_line(
 
 
 def test_settings_of_a_config_object_are_checked_too(
-    worker: StartWorker, write_app: WriteApp
+    say_at_start: SayAtStart, write_app: WriteApp
 ) -> None:
     code = """
     class Config:
@@ -162,8 +162,9 @@ def test_settings_of_a_config_object_are_checked_too(
 
     app.config_from_object(Config)
     """
-    line = refusal(worker(write_app(code), wait=False))
-    assert "'singleton_lock_max_hodl' (did you mean 'singleton_lock_max_hold'?)" in line
+    problem = r"'singleton_lock_max_hodl' \(did you mean 'singleton_lock_max_hold'\?\)"
+    with pytest.raises(SettingsError, match=problem):
+        say_at_start(write_app(code))
 
 
 def test_a_worker_and_its_children_warn_once_of_celery_singletons_expiry(
@@ -203,7 +204,7 @@ def test_nowhere_to_keep_locks_stops_the_worker(
     assert "fixture singleton_store" in line
 
 
-@pytest.mark.parametrize("pool", ["prefork", "solo"])
+@pytest.mark.parametrize("pool", [pytest.param("prefork", marks=pytest.mark.slow), "solo"])
 def test_locks_in_memory_stop_a_worker_beside_which_others_can_run(
     pool: str, worker: StartWorker, write_app: WriteApp
 ) -> None:
@@ -233,7 +234,7 @@ def test_locks_in_memory_are_refused_to_holders_and_publishers_too() -> None:
 
 
 def test_unequal_limits_in_a_scope_stop_the_worker(
-    worker: StartWorker, write_app: WriteApp
+    say_at_start: SayAtStart, write_app: WriteApp
 ) -> None:
     code = """
     @singleton_task(app=app, name="one", key="{a}", scope="shared", limit=1)
@@ -242,10 +243,11 @@ def test_unequal_limits_in_a_scope_stop_the_worker(
     @singleton_task(app=app, name="two", key="{a}", scope="shared", limit=2)
     def two(a): ...
     """
-    line = refusal(worker(write_app(code), wait=False))
-    assert "limit=1" in line
-    assert "limit=2" in line
-    assert "both are in scope 'shared': give them one limit, or two scopes" in line
+    with pytest.raises(SettingsError) as refused:
+        say_at_start(write_app(code))
+    assert "limit=1" in str(refused.value)
+    assert "limit=2" in str(refused.value)
+    assert "both are in scope 'shared': give them one limit, or two" in str(refused.value)
 
 
 def test_a_fence_needed_by_the_app_contradicts_a_limit(
@@ -321,7 +323,7 @@ def test_a_plain_task_around_a_singleton_task_is_refused() -> None:
 # The store at the start.
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def test_a_server_that_may_evict_leases_grants_none_until_its_policy_is_corrected(
     pool: str, worker: StartWorker, write_app: WriteApp, load_app: LoadApp
 ) -> None:
@@ -390,11 +392,11 @@ def test_without_maxmemory_an_evicting_policy_is_a_warning(
 
 
 def test_a_server_that_evicts_nothing_is_no_warning(
-    worker: StartWorker, write_app: WriteApp
+    say_at_start: SayAtStart, write_app: WriteApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    process = worker(write_app())
-    assert not [line for line in process.lines if "WARNING" in line and "singleton" in line]
-    assert "singleton locks live in redis://" in process.log
+    caplog.set_level(logging.INFO, "celery_singleton_lock")
+    assert say_at_start(write_app()) == []
+    assert "singleton locks live in redis://" in caplog.text
 
 
 def test_a_plain_task_with_the_options_of_a_lock_is_refused() -> None:
@@ -408,7 +410,7 @@ def test_a_plain_task_with_the_options_of_a_lock_is_refused() -> None:
 
 
 def test_a_ttl_above_the_visibility_timeout_is_a_warning(
-    worker: StartWorker, write_app: WriteApp
+    say_at_start: SayAtStart, write_app: WriteApp
 ) -> None:
     code = """
     app.conf.broker_transport_options = {"visibility_timeout": 30}
@@ -422,8 +424,8 @@ def test_a_ttl_above_the_visibility_timeout_is_a_warning(
     @singleton_task(app=app, name="late", ttl=60, acks_late=True)
     def late(): ...
     """
-    process = worker(write_app(code))
-    [line] = [line for line in process.lines if "visibility_timeout" in line and "WARNING" in line]
+    [line] = say_at_start(write_app(code))
+    assert line.startswith("WARNING")
     assert "late has ttl=60 s" in line
     assert "visibility_timeout of 30 s" in line
     assert "Set ttl below visibility_timeout." in line
@@ -678,7 +680,14 @@ def test_nodes_of_zookeeper_that_belong_to_another_login_are_said_with_the_remed
 # Forms of the URL.
 
 
-@pytest.mark.parametrize("form", ["unix", "redis+socket", "redis+socket as the broker"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param("unix", marks=pytest.mark.slow),
+        pytest.param("redis+socket", marks=pytest.mark.slow),
+        "redis+socket as the broker",
+    ],
+)
 def test_a_store_behind_a_socket_file(
     form: str,
     environment: dict[str, str],
@@ -1144,10 +1153,11 @@ def test_the_app_s_settings_are_defaults_of_its_tasks() -> None:
 
 
 def test_a_store_whose_locks_are_in_another_number_of_shards_stops_the_worker(
-    worker: StartWorker, write_app: WriteApp, redis_client: redis.Redis
+    say_at_start: SayAtStart, write_app: WriteApp, redis_client: redis.Redis
 ) -> None:
     redis_client.set(name_in_store("shards"), "256")
-    said = refusal(worker(write_app(), wait=False))
-    assert "kept in 256 shard(s)" in said
-    assert "looks for them in 1" in said
-    assert "delete that key" in said
+    with pytest.raises(SettingsError) as refused:
+        say_at_start(write_app())
+    assert "kept in 256 shard(s)" in str(refused.value)
+    assert "looks for them in 1" in str(refused.value)
+    assert "delete that key" in str(refused.value)

@@ -466,7 +466,11 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture(scope="module", params=LIBRARIES)
+#: One library keeps the promises quickly, the other one among the slow tests.
+IN_EITHER = ["gevent", pytest.param("eventlet", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=IN_EITHER)
 def green(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
     """``green(code)``: what a program prints whose threads are greenlets."""
     need(request.param)
@@ -502,7 +506,9 @@ def printed(program: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("imports", ["gevent.monkey", "eventlet"])
+@pytest.mark.parametrize(
+    "imports", ["gevent.monkey", pytest.param("eventlet", marks=pytest.mark.slow)]
+)
 def test_a_library_that_is_imported_and_has_not_patched_leaves_bodies_on_threads(
     imports: str,
 ) -> None:
@@ -511,7 +517,7 @@ def test_a_library_that_is_imported_and_has_not_patched_leaves_bodies_on_threads
     assert printed(program) == "False Body\n"
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", IN_EITHER)
 def test_greenlets_of_one_library_are_known_beside_the_other(library: str) -> None:
     need("gevent")
     need("eventlet")
