@@ -40,6 +40,13 @@ def run_watched(site: Site) -> None:
     site.runtime.locker.heartbeat.sweep()
 
 
+def run_without_scripts(site: Site) -> None:
+    """A run whose store has been restarted, and has no scripts."""
+    for server in site.runtime.store.servers():
+        server.run([("SCRIPT", "FLUSH")], TTL)
+    site.run(site.ours)
+
+
 Work = Callable[[Site], Any]
 WORKS: Final[dict[str, Work]] = {
     "task": lambda site: site.run(site.ours),
@@ -47,6 +54,7 @@ WORKS: Final[dict[str, Work]] = {
     "task with a claim": lambda site: site.run(site.unique),
     "task with the newest arguments": run_with_newest_arguments,
     "task that cancels": run_watched,
+    "task after a restart of the store": run_without_scripts,
     "skip": lambda site: site.run(site.ours, "held"),
 }
 

@@ -200,7 +200,10 @@ class Connections:
         """
         for reply in replies:
             if isinstance(reply, Exception):
-                if isinstance(reply, (redis.exceptions.NoScriptError, StoreError)):
+                if isinstance(reply, redis.exceptions.NoScriptError):
+                    # A new one: that of the replies would be in such a cycle when it is raised.
+                    raise redis.exceptions.NoScriptError(*reply.args)
+                if isinstance(reply, StoreError):
                     raise reply
                 if isinstance(reply, redis.exceptions.ReadOnlyError):
                     # There was a failover behind this address. The idle connections lead to the old
@@ -454,7 +457,9 @@ class Connection:
                 try:
                     reply = client.read_response(disable_decoding=True, disconnect_on_error=False)
                 except redis.exceptions.ResponseError as exc:
-                    reply = exc
+                    # Its traceback has this frame, and so the replies, of which it is one: a cycle,
+                    # which keeps all that the callers have until the garbage collector comes.
+                    reply = exc.with_traceback(None)
                 replies.append(reply)
             if until is not None:
                 client._sock.settimeout(client.socket_timeout)
