@@ -22,6 +22,7 @@ from kombu import Message, compression
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.policy import OnDuplicate
 from example_project.private_server import PrivateServer
+from tests.harness.refused import NOT_IN_CHILDREN, ONE_WAY
 from tests.harness.worker import CeleryWorker
 from tests.integration.conftest import Consume
 from tests.integration.key_queue import also_consume
@@ -102,7 +103,7 @@ def damaged(stage: Stage, task: Any, name: str, queue: str) -> Any:
 #: How the message is sent, and why the worker discards it, by what is wrong.
 WAYS: dict[str, tuple[Callable[..., Any], str]] = {
     "it does not decode": (
-        lambda task, name, **options: sent(task, name, serializer="one-way", **options),
+        lambda task, name, **options: sent(task, name, serializer=ONE_WAY, **options),
         "undecodable",
     ),
     "its content is not accepted": (
@@ -125,7 +126,7 @@ WAYS: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "it names no task": (changed(without_task), "invalid"),
     "it names no task and does not decode": (
-        changed(without_task, serializer="one-way"),
+        changed(without_task, serializer=ONE_WAY),
         "undecodable",
     ),
     "its eta is beyond the calendar": (
@@ -135,7 +136,7 @@ WAYS: dict[str, tuple[Callable[..., Any], str]] = {
         "invalid",
     ),
     "only the child does not decode it": (
-        lambda task, name, **options: sent(task, name, serializer="not-in-children", **options),
+        lambda task, name, **options: sent(task, name, serializer=NOT_IN_CHILDREN, **options),
         "undecodable",
     ),
 }
