@@ -20,7 +20,7 @@ from functools import cache
 from typing import Any
 
 import redis
-from celery import Celery, chain
+from celery import Celery, signature
 from celery.exceptions import Reject
 from celery.signals import before_task_publish
 from kombu import Queue
@@ -147,7 +147,8 @@ def exiting(self: Any, name: str, number: int) -> int:
 
 
 # Celery may need five seconds to notice the death of a child: longer than the ttl of the others.
-patient = {**options, "ttl": 30}
+# No test waits for this one.
+patient = {**options, "ttl": 300}
 
 
 @singleton_task(**patient)
@@ -185,10 +186,23 @@ def retrying(self: Any, name: str, number: int, countdown: float = 0.0, fail: bo
 
 
 @singleton_task(**options)
-def replacing(self: Any, name: str, number: int, others: list[str]) -> None:
-    """A canvas in its place, whose calls are in the queues of other keys."""
-    work(self, name, number, None)
-    raise self.replace(chain(early.si(other, number) for other in others))
+def replacing_early(self: Any, name: str, number: int, canvas: Any, gate: str) -> None:
+    """A canvas in its place."""
+    work(self, name, number, gate)
+    raise self.replace(signature(canvas, app=app))
+
+
+@singleton_task(**options, acks_late=True)
+def replacing_late(self: Any, name: str, number: int, canvas: Any, gate: str) -> None:
+    """A canvas in its place."""
+    work(self, name, number, gate)
+    raise self.replace(signature(canvas, app=app))
+
+
+@app.task(bind=True)
+def unlocked(self: Any, name: str, number: int, gate: str | None = None) -> int:
+    """A task without a key."""
+    return work(self, name, number, gate)
 
 
 @singleton_task(**options, min_hold=0.5)

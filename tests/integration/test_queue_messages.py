@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from celery import chain, chord, group
 from kombu import Connection
 
 from celery_singleton_lock.core.events import EventName
+from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.worker.queue_look import QueueLook
 from example_project.private_server import PrivateServer
@@ -82,15 +85,94 @@ def test_keys_with_many_calls_take_turns(stage: Stage, name: str, consume: Consu
     assert bodies(stage, *keys) == [(key, number) for number in range(5) for key in keys]
 
 
-def test_a_canvas_that_replaces_a_call_leaves_its_queue_to_the_next_one(
+def replaced_by(stage: Stage, name: str, acknowledged: str, canvas: Any) -> list[Any]:
+    """A call that a canvas has replaced after a second call was made; both."""
+    replacing = getattr(stage.app, f"replacing_{acknowledged}")
+    results = [replacing.delay(name, 0, canvas, gate=f"{name}-replacing")]
+    results.append(stage.app.early.delay(name, 1))
+    stage.open(f"{name}-replacing")
+    return results
+
+
+def wait_until_gone(stage: Stage, name: str) -> None:
+    """Neither a call nor a lease is left of a key."""
+    key = stage.app.early.lock_key(name, 0)
+    names = [key, *Keyspace.call_queue(key)[:2]]
+    wait_until(lambda: not stage.redis.exists(*names), f"{name} is free, and its queue empty")
+
+
+def chord_of(first: Any, second: Any, third: Any) -> Any:
+    return chord([first, second], third)
+
+
+def first_of(first: Any, *_: Any) -> Any:
+    return first
+
+
+@pytest.mark.parametrize("acknowledged", ["early", "late"])
+@pytest.mark.parametrize("task", ["early", "unlocked"])
+@pytest.mark.parametrize(
+    ("canvas", "result"),
+    [(first_of, 0), (chain, 2), (group, [0, 1, 2]), (chord_of, 2)],
+    ids=["task", "chain", "group", "chord"],
+)
+def test_a_call_that_is_replaced_by_calls_of_other_keys_leaves_its_queue_at_once(
+    stage: Stage,
+    worker: CeleryWorker,
+    name: str,
+    acknowledged: str,
+    task: str,
+    canvas: Callable[..., Any],
+    result: Any,
+) -> None:
+    keys = [f"{name}-{number}" for number in range(3)]
+    members = [getattr(stage.app, task).si(key, number) for number, key in enumerate(keys)]
+    members[0].kwargs["gate"] = name
+    replaced, last = replaced_by(stage, name, acknowledged, canvas(*members))
+    assert last.get(timeout=30) == 1, "it does not wait for the canvas"
+    stage.open(name)
+    assert replaced.get(timeout=30) == result
+    assert bodies(stage, name) == [(name, 0), (name, 1)]
+    members_run = [(key, number) for number, key in enumerate(keys[: 1 if result == 0 else 3])]
+    assert sorted(bodies(stage, *keys)) == members_run
+    for key in (name, *keys):
+        wait_until_gone(stage, key)
+
+
+@pytest.mark.parametrize("acknowledged", ["early", "late"])
+def test_a_task_of_the_same_key_that_replaces_a_call_runs_in_its_place(
+    stage: Stage, worker: CeleryWorker, name: str, acknowledged: str
+) -> None:
+    results = replaced_by(stage, name, acknowledged, stage.app.early.si(name, 10))
+    assert ended(results) == [10, 1]
+    assert bodies(stage, name) == [(name, 0), (name, 10), (name, 1)]
+    wait_until_gone(stage, name)
+
+
+@pytest.mark.parametrize("acknowledged", ["early", "late"])
+@pytest.mark.parametrize("canvas", [chain, group, chord_of], ids=["chain", "group", "chord"])
+def test_the_calls_of_the_same_key_in_a_canvas_that_replaces_a_call_are_new_ones(
+    stage: Stage, worker: CeleryWorker, name: str, acknowledged: str, canvas: Callable[..., Any]
+) -> None:
+    """They take their places behind the calls that were made before."""
+    members = [stage.app.early.si(name, number) for number in (10, 11, 12)]
+    replaced, last = replaced_by(stage, name, acknowledged, canvas(*members))
+    assert replaced.get(timeout=30) == ([10, 11, 12] if canvas is group else 12)
+    assert last.get(timeout=30) == 1
+    assert [number for _, number in bodies(stage, name)] == [0, 1, 10, 11, 12]
+    wait_until_gone(stage, name)
+
+
+def test_a_replaced_call_in_a_chain_of_one_key_is_followed_by_the_rest_of_the_chain(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
-    others = [f"{name}-x", f"{name}-y"]
-    replaced = stage.app.replacing.delay(name, 0, others)
-    last = stage.app.early.delay(name, 1)
-    assert [replaced.get(timeout=30), last.get(timeout=30)] == [0, 1]
-    assert bodies(stage, name) == [(name, 0), (name, 1)]
-    assert bodies(stage, *others) == [(other, 0) for other in others]
+    there = f"{name}-there"
+    canvas = chain(stage.app.early.si(name, 10), stage.app.early.si(there, 11))
+    stage.open(name)
+    links = [stage.app.replacing_early.si(name, 0, canvas, name), stage.app.early.si(name, 1)]
+    assert chain(*links).delay().get(timeout=30) == 1
+    assert bodies(stage, name, there) == [(name, 0), (name, 10), (there, 11), (name, 1)]
+    wait_until_gone(stage, name)
 
 
 def test_an_end_without_a_reply_is_repeated_and_the_next_call_runs_once(
