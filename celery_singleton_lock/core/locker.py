@@ -422,6 +422,7 @@ class Locker:
                 self._lease_notes.freeing(record.token)
             release = Release(keys=(record.key,), token=token)
             if self.store.release(release, timeout=timeout) is ReleaseReply.OURS:
+                notice_free(self.store, record.key)
                 self._report_freed(request.holder, record, token)
 
     def _report_freed(self, own: Holder, record: Record, token: Token) -> None:
@@ -512,6 +513,17 @@ def _sent_later(request: Release, seconds: float, store: Store) -> Release:
             hint.key, seconds=0.0, timeout=MAX_TIMEOUT, unpublished=hint
         )
     return request
+
+
+def notice_free(store: Store, key: str) -> None:
+    """Have the queue of ``key`` looked at, whose holder was released by another client.
+
+    Its next call would be due at the end of the lease. A login without the rights for queues leaves
+    it at that.
+    """
+    if (queue := store.call_queue) is not None:
+        with suppress(StoreError):
+            queue.defer(key, seconds=0.0, timeout=MAX_TIMEOUT)
 
 
 def leases_of_the_dead(own: Holder, refused: Refused) -> Sequence[Record]:

@@ -26,6 +26,7 @@ from celery.utils.nodenames import gethostname
 from ..core.call_queue import Depth
 from ..core.key import Keyspace, stored_names
 from ..core.lease import HANDOFF_TASK, Kind, OperatorRelease, Phase, Record, Token
+from ..core.locker import notice_free
 from ..errors import SingletonLockError, StoreError, StoreUnavailable
 from ..policy import Policy
 from ..runtime import Runtime, singleton_tasks
@@ -325,7 +326,10 @@ def release(app: Celery, key: str, token: str | None, *, reason: str = "", user:
     at = runtime.clock.wall()
     who, why = user or names.login(), reason[:_MAX_REASON_CHARS]
     by = OperatorRelease(user=who, host=gethostname(), reason=why, at=at)
-    return runtime.store.free(key, token, by)
+    is_freed = runtime.store.free(key, token, by)
+    if is_freed and runtime.keyspace.is_lock(key):
+        notice_free(runtime.store, key)
+    return is_freed
 
 
 def is_of_task(record: Record, task_id: str) -> bool:

@@ -18,10 +18,11 @@ from celery.exceptions import NotRegistered, TaskRevokedError, WorkerLostError
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import SettingsError, claim_and_send, singleton_task
+from celery_singleton_lock import SettingsError, claim_and_send, hold, inspection, singleton_task
 from celery_singleton_lock.core.call_queue import Remove
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.process import identity_of_this_process
 from celery_singleton_lock.errors import LockConflict, QueueFull, StoreError, StoreUnavailable
 from celery_singleton_lock.message.header import HEADER
 from celery_singleton_lock.message.stored import StoredMessage
@@ -203,6 +204,62 @@ def test_a_client_without_a_place_and_the_queue_take_turns(
     stage.open(name)
     assert ended(results) == [0, 1, 2]
     assert stage.journal.overlaps() == []
+
+
+# Releases of clients that publish nothing: no test waits for the ttl, 300 s.
+
+
+def three_waiting(stage: Stage, name: str) -> list[Any]:
+    """Three calls that wait, for the key is held."""
+    results = [stage.app.early.delay(name, number) for number in (1, 2, 3)]
+    assert numbers(stage, name) in ([], [0]), "they wait"
+    return results
+
+
+def test_calls_that_wait_run_when_a_client_without_a_broker_has_released_the_key(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    with hold(name, scope="queue", ttl=300, app=stage.app.app):
+        results = three_waiting(stage, name)
+    assert ended(results) == [1, 2, 3]
+    assert numbers(stage, name) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["early", "late"])
+def test_calls_that_wait_run_when_an_operator_has_released_the_key(
+    stage: Stage, worker: CeleryWorker, kind: str, name: str, consume: Consume
+) -> None:
+    """The worker that held it is gone."""
+    task = getattr(stage.app, f"patient_{kind}")
+    other = consume(name)
+    first = task.apply_async((name, 0, name), queue=name)
+    begun(stage, name, 0)
+    results = three_waiting(stage, name)
+    power_cut(other, stage.journal)
+    stage.open(name)
+    also_consume(stage, worker, name)
+    assert inspection.release(stage.app.app, task.lock_key(name, 0), None)
+    assert ended(results) == [1, 2, 3]
+    runs = [0, 1, 2, 3] if kind == "early" else [0, 0, 1, 2, 3]
+    assert numbers(stage, name) == runs
+    assert first.state == ("FAILURE" if kind == "early" else "SUCCESS")
+
+
+@pytest.mark.skipif(not identity_of_this_process(), reason="needs Linux's /proc")
+def test_calls_that_wait_run_when_a_client_without_a_place_has_found_the_holder_dead(
+    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
+) -> None:
+    other = consume(name)
+    first = stage.app.patient_early.apply_async((name, 0, name), queue=name)
+    begun(stage, name, 0)
+    results = three_waiting(stage, name)
+    power_cut(other, stage.journal)
+    with hold(name, scope="queue", ttl=300, wait=30, app=stage.app.app):
+        pass
+    assert ended(results) == [1, 2, 3]
+    with pytest.raises(WorkerLostError, match="acknowledged"):
+        first.get(timeout=30)
+    assert numbers(stage, name) == [0, 1, 2, 3]
 
 
 # Ends of calls that no body returns from.
