@@ -225,6 +225,17 @@ def library_errors(producer: Any) -> AbstractContextManager[None]:
     return errors
 
 
+def repeats_publish() -> bool:
+    """Whether Celery publishes what follows a task, and repeats that itself if the broker fails.
+
+    A link, the next task of a chain, or the body of a chord. ``_callback_publish_retry``: 5.7. The
+    others, and Celery for any other message, leave it to kombu, by the option ``retry``.
+    """
+    amqp = sys.modules.get("celery.app.amqp")
+    repeats = getattr(amqp, "_callback_publish_retry", None)
+    return repeats is not None and bool(repeats.get())
+
+
 def limit_broker_timeouts(connection: Any, timeout: float) -> None:
     """Let each read and write of ``connection`` wait for at most ``timeout`` seconds.
 

@@ -15,7 +15,8 @@ Non-guarantees
 Failure handling
     No reply to the join: it is repeated once, and then the error is raised. The next attempt of a
     call, which keeps its place, is published instead. The broker refuses the message: the call is
-    withdrawn, and the broker's error is raised.
+    withdrawn, and the broker's error is raised. If Celery would repeat the publish, because the
+    call follows a task that has ended, it keeps its place, and a look publishes it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult
 from kombu import pools
 
-from ..celery_compat import library_errors, limit_broker_timeouts
+from ..celery_compat import library_errors, limit_broker_timeouts, repeats_publish
 from ..core.call_queue import CallQueue, Hint, Join, Place, Removal, Remove
 from ..core.events import Event, EventName
 from ..core.heartbeat import MAX_TIMEOUT
@@ -209,14 +210,7 @@ def publish_hint(app: Any, queue: CallQueue, hint: Hint, producer: Any = None) -
             with _hint_producers(app).acquire(block=True) as publisher:
                 message.publish(publisher, eta=eta, retry=False)
     except Exception as exc:
-        logger.warning(
-            "singleton: could not publish %s, the next call of %s (%s); tried again in %g s",
-            *(hint.task, hint.key, exc, _AGAIN),
-        )
-        try:
-            queue.defer(hint.key, seconds=_AGAIN, timeout=MAX_TIMEOUT, unpublished=hint)
-        except StoreError:
-            pass  # the hint's own deadline, a minute
+        _publish_later(queue, hint, exc)
         return False
     _report(Runtime.of(app), hint, message)
     return True
@@ -319,6 +313,15 @@ def _hint_producers(app: Any) -> Any:
     return runtime.hint_producers
 
 
+def _publish_later(queue: CallQueue, hint: Hint, exc: BaseException) -> None:
+    logger.warning(
+        "singleton: could not publish %s, the next call of %s (%s); tried again in %g s",
+        *(hint.task, hint.key, exc, _AGAIN),
+    )
+    with suppress(StoreError):  # else at the hint's own deadline, after a minute
+        queue.defer(hint.key, seconds=_AGAIN, timeout=MAX_TIMEOUT, unpublished=hint)
+
+
 def _join(queue: CallQueue, request: Join) -> tuple[Place, int]:
     try:
         return queue.join(request, timeout=MAX_TIMEOUT)
@@ -338,12 +341,19 @@ def _publish_first(
     try:
         publish()
     except BaseException as exc:
+        is_refusal = isinstance(exc, Exception) and not isinstance(exc, SoftTimeLimitExceeded)
+        if is_refusal and repeats_publish():
+            # Celery has told kombu not to. Raised here, the error would be the result of the task
+            # that has ended.
+            key, call = request.key, request.token.task
+            hint = Hint(key=key, task=call, copies=1, has_begun=False, message=b"")
+            _publish_later(queue, hint, exc)
+            return
         try:
             removal = _withdraw(runtime, queue, request)
         except StoreError as silent:
             text = f"the broker refused the message ({exc}), and the store did not answer"
             raise StoreUnavailable(f"{text} ({silent}); {_UNKNOWN}") from exc
-        is_refusal = isinstance(exc, Exception) and not isinstance(exc, SoftTimeLimitExceeded)
         if removal is Removal.REMOVED:
             emit(
                 runtime,

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import celery
 import pytest
+import redis
 from celery import chain, chord, group
 from kombu import Connection
 
@@ -23,7 +28,9 @@ from tests.integration.conftest import Consume
 from tests.integration.key_queue import (
     APP,
     also_consume,
+    begun,
     bodies,
+    call_queue,
     cli,
     ended,
     make_due,
@@ -48,6 +55,46 @@ def test_calls_in_a_batch_of_a_producer_run_in_order(
         ]
     assert ended(results) == [0, 1, 2]
     assert bodies(stage, name) == [(name, 0), (name, 1), (name, 2)]
+
+
+def test_calls_in_a_batch_that_is_given_up_have_been_made(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """Each has its place when its `apply_async` returns. The batch drops only the hint."""
+    results = []
+
+    def give_up() -> None:
+        results.extend(
+            stage.app.early.apply_async((name, number), producer=producer) for number in range(3)
+        )
+        raise ValueError(name)
+
+    with (
+        stage.app.app.producer_pool.acquire(block=True) as producer,
+        pytest.raises(ValueError, match=name),
+        producer.batch(),
+    ):
+        give_up()
+    make_due(stage, name)
+    assert ended(results) == [0, 1, 2]
+    assert bodies(stage, name) == [(name, 0), (name, 1), (name, 2)]
+
+
+def test_a_call_that_waits_is_reported_as_sent(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """Celery publishes its event `task-sent` through the producer that it is given."""
+    first = running(stage, name)
+    with fresh_module(APP, stage.environment) as publisher, stage.redis.pubsub() as events:
+        publisher.app.conf.task_send_sent_event = True
+        events.psubscribe("*celeryev/task.sent")
+        assert events.get_message(timeout=30)["type"] == "psubscribe"
+        results = [publisher.early.delay(name, number) for number in (1, 2)]
+        sent = [json.loads(events.get_message(timeout=30)["data"]) for _ in results]
+        uuids = [json.loads(b64decode(event["body"]))["uuid"] for event in sent]
+        assert uuids == [result.id for result in results]
+        stage.open(name)
+        assert ended([first, *results]) == [0, 1, 2]
 
 
 def test_results_are_sent_to_the_caller_of_a_call_that_waited(
@@ -78,11 +125,11 @@ def test_keys_with_many_calls_take_turns(stage: Stage, name: str, consume: Consu
     results = [
         stage.app.early.apply_async((key, number), queue=name)
         for key in keys
-        for number in range(5)
+        for number in range(20)
     ]
     consume(name)
     ended(results)
-    assert bodies(stage, *keys) == [(key, number) for number in range(5) for key in keys]
+    assert bodies(stage, *keys) == [(key, number) for number in range(20) for key in keys]
 
 
 def replaced_by(stage: Stage, name: str, acknowledged: str, canvas: Any) -> list[Any]:
@@ -200,6 +247,53 @@ def test_a_broker_that_does_not_answer_neither_fails_nor_delays_the_end_of_a_cal
         broker.resume()
         assert second.get(timeout=60) == 1
         assert bodies(stage, name) == [(name, 0), (name, 1)]
+
+
+def test_a_call_that_kombu_publishes_again_after_a_reconnect_has_one_message(
+    redis_url: str, tmp_path: Path, name: str
+) -> None:
+    with (
+        PrivateServer() as broker,
+        open_stage(redis_url, tmp_path, APP, {"BROKER_URL": broker.url()}) as stage,
+        ThreadPoolExecutor() as pool,
+    ):
+        policy = {"max_retries": 1000, "interval_start": 0.1, "interval_max": 0.1}
+        options = {"queue": name, "retry": True, "retry_policy": policy}
+        stage.app.early.apply_async((f"{name}-x", 0), queue=name)  # the producer is connected
+        broker.stop()
+        call = pool.submit(stage.app.early.apply_async, (name, 0), **options)
+        key = stage.app.early.lock_key(name, 0)
+        places = partial(call_queue(stage).calls, key, most=9, timeout=5.0)
+        wait_until(places, "it has a place, and the broker is down")
+        broker.start()
+        assert call.result(timeout=30)
+        with redis.Redis.from_url(broker.url()) as client:
+            assert client.llen(name) == 1
+        assert [place.copies for place in places()] == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(celery.__version__ < "5.7", reason="kombu repeats it, as often as it is told")
+def test_a_link_is_kept_if_the_broker_refuses_it_for_a_while(
+    redis_url: str, tmp_path: Path, name: str
+) -> None:
+    """Celery 5.7 would repeat the publish, and tells kombu not to."""
+    with (
+        PrivateServer() as broker,
+        open_stage(redis_url, tmp_path, APP, {"BROKER_URL": broker.url()}) as stage,
+    ):
+        worker = stage.worker(concurrency=1)
+        there = f"{name}-there"
+        link = stage.app.early.si(there, 1)
+        first = stage.app.early.apply_async((name, 0), {"gate": name}, link=link)
+        begun(stage, name, 0)
+        broker.stop(keep_data=True)
+        stage.open(name)
+        assert first.get(timeout=30) == 0
+        worker.wait_for_log("could not publish")
+        broker.start()
+        begun(stage, there, 1)
+        wait_until_gone(stage, there)
 
 
 def test_a_look_publishes_a_bounded_number_of_calls(
