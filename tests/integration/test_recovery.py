@@ -168,7 +168,9 @@ def retries_meet_duplicates(
     """
     keys = keys_of(count)
     crash.open_gate("retried")
-    process = worker(CRASH, concurrency=count + 2)
+    # Nothing is killed. A message that is acknowledged early and waits in a busy worker for longer
+    # than this is delivered twice, and runs twice.
+    process = worker(CRASH, concurrency=count + 2, env={"VISIBILITY_TIMEOUT": "10"})
     retried = [task.delay(key, "retried", again_on="first") for key in keys]
     journal.wait_for_ends(count)
     wait_until(lambda: all(r.state == "RETRY" for r in retried), "all of them wait for a retry")
