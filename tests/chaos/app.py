@@ -184,7 +184,7 @@ def again(self: Any, key: str, steps: int, seconds: float) -> str:
 
 @singleton_task(**SHARED, acks_late=True, on_conflict=RETRY, unique="until_start", unique_for=7200)
 def claimed(self: Any, key: str, steps: int, seconds: float) -> str:
-    """As `late`, with a claim that outlasts the campaign unless somebody frees it."""
+    """As `late`, with a claim that outlasts the campaign unless a worker frees it."""
     return run_body(self, LeaseGuard.current(), key, steps, seconds)
 
 
