@@ -28,7 +28,7 @@ from ..core.events import EventName
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Token
 from ..core.store import Store
-from ..errors import StoreError
+from ..errors import StoreError, StoreUnavailable
 from ..message.stored import StoredMessage
 from ..publish.queue import (
     emit,
@@ -81,6 +81,8 @@ class QueueLook:
         self._runtime = Runtime.of(app)
         # The app's producers belong to the worker's other threads or greenlets.
         self._producer: Any = None
+        # The keys of which the log has that the store refuses a look.
+        self._refused: set[str] = set()
         # Locked until the result backend has answered the last request that it was given up on.
         self._unanswered: Any = native.allocate_lock()
 
@@ -95,10 +97,26 @@ class QueueLook:
             StoreError: The store does not answer.
         """
         shards = self._runtime.keyspace.all_shards()
-        for shard in random.sample(shards, min(len(shards), _SHARDS)):
-            for key in self._queue.due(shard, limit=_KEYS, timeout=MAX_TIMEOUT):
-                if (found := self._queue.look(key, timeout=MAX_TIMEOUT)) is not None:
-                    self._act_on(*found)
+        try:
+            for shard in random.sample(shards, min(len(shards), _SHARDS)):
+                for key in self._queue.due(shard, limit=_KEYS, timeout=MAX_TIMEOUT):
+                    self._look_at(key)
+        finally:
+            # The broker may have lost bindings since: a new connection declares them again.
+            self._disconnect()
+
+    def _look_at(self, key: str) -> None:
+        try:
+            if (found := self._queue.look(key, timeout=MAX_TIMEOUT)) is not None:
+                self._act_on(*found)
+        except StoreUnavailable:
+            raise
+        except StoreError as exc:
+            # What another program has written there, or a right that is missing. The key stays the
+            # first one that is due, and the others must not wait for it.
+            if key not in self._refused:
+                self._refused.add(key)
+                logger.warning("singleton: can't look at the queue of %s (%s)", key, exc)
 
     def _act_on(self, is_lost: bool, hint: Hint) -> None:
         message = None
@@ -139,7 +157,11 @@ class QueueLook:
             connection = hint_connection(self._app)
             self._producer = self._app.amqp.Producer(connection, auto_declare=False)
         if not publish_hint(self._app, self._queue, hint, self._producer):
-            self._producer.connection.collect()  # without a dialogue, which might wait again
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._producer is not None:
+            self._producer.connection.collect()  # without a dialogue, which might wait
             self._producer = None
 
     def _end(self, hint: Hint, message: StoredMessage | None) -> None:

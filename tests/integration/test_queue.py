@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from base64 import b64encode
@@ -318,6 +319,25 @@ def test_the_queues_go_on_after_the_death_of_a_whole_worker(
     assert numbers(stage, early) == [0, 1, 2]
     assert numbers(stage, late) == [0, 0, 1, 2]
     assert numbers(stage, by_name) == [0, 1]
+
+
+def test_a_look_passes_over_a_queue_that_it_can_not_read(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """Another program has written to its key. The calls of other keys are published."""
+    unreadable, other = f"{name}-unreadable", f"{name}-other"
+    for each in (unreadable, other):
+        stage.app.early.apply_async((each, 0), queue=name)
+    key = stage.app.early.lock_key(unreadable, 0)
+    queue, calls, due = Keyspace.call_queue(key)
+    make_due(stage, unreadable)
+    stage.redis.delete(name, calls)
+    stage.redis.set(calls, "no hash")
+    make_due(stage, other)
+    wait_until(lambda: stage.redis.llen(name) == 1, "the other call is published again")
+    worker.wait_for_log(f"can't look at the queue of {re.escape(key)}")
+    stage.redis.delete(queue, calls)
+    stage.redis.zrem(due, key)
 
 
 @pytest.mark.parametrize("is_silent", [False, True], ids=["down", "silent"])

@@ -14,7 +14,7 @@ import celery
 import pytest
 import redis
 from celery import chain, chord, group
-from kombu import Connection
+from kombu import Connection, Exchange, Queue
 
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
@@ -313,6 +313,30 @@ def test_a_look_publishes_a_bounded_number_of_calls(
             look.look()
             counts.append(stage.redis.llen(name))
         assert counts == [100, 150, 150]
+
+
+def test_each_look_declares_what_the_broker_has_lost_since_the_last_one(
+    redis_url: str, tmp_path: Path, name: str
+) -> None:
+    """kombu declares once for each connection, and Redis drops what no binding leads to a queue."""
+    with open_stage(redis_url, tmp_path, APP) as stage:
+        entity = Queue(name, Exchange(f"{name}-topic", "topic"), routing_key="#")
+        to: dict[str, Any] = {"exchange": entity.exchange, "declare": [entity]}
+        stage.app.early.apply_async((name, 0), routing_key="any", **to)
+        store = Runtime.of(stage.app.app).store
+        look = QueueLook(stage.app.app, lambda: store, lambda: False)
+        for copies in (2, 3):
+            assert stage.redis.delete(f"_kombu.binding.{name}-topic", name) == 2
+            make_due(stage, name)
+
+            def is_published(copies: int = copies) -> bool:
+                look.look()
+                key = stage.app.early.lock_key(name, 0)
+                (call,) = call_queue(stage).calls(key, most=1, timeout=5.0)
+                return call.copies == copies
+
+            wait_until(is_published, "it is published again")
+            assert stage.redis.llen(name) == 1
 
 
 @pytest.mark.slow
