@@ -729,6 +729,43 @@ def test_the_end_of_a_call_marks_its_attempt_and_the_lost_lease_of_a_call_ends_n
     assert calls.relation(first) is Relation.DONE
 
 
+def test_a_late_end_of_a_call_that_was_taken_for_dead_releases_none_of_those_after_it(
+    early: Calls,
+) -> None:
+    """Its process was silent, and its body ended when the next one had begun."""
+    first, second, third = early.joined(3)
+    early.begin(first)
+    early.lose_lease()
+    early.queue.defer(early.key, seconds=0.0, timeout=TIMEOUT)
+    assert early.found_by_look()[0], "it is lost"
+    assert of(second, early.remove(new_token(first.task_id))[1])
+    early.begin(second)
+    assert early.release(first) == (ReleaseReply.NOT_OURS, None)
+    assert early.remove(first) == (Removal.ABSENT, None)
+    assert early.relation(third) is Relation.QUEUED
+    assert of(third, early.end(second))
+
+
+def test_keys_that_others_hold_do_not_keep_looks_from_the_keys_behind_them(store: Store) -> None:
+    held, late = [Calls(store) for _ in range(3)], Calls(store)
+    for one in held:
+        take(store, one.key, ttl=LONG)
+    for one in (*held, late):
+        one.joined(1)
+    for one in (*held, late):
+        one.queue.defer(one.key, seconds=0.0, timeout=TIMEOUT)
+    names = {one.key for one in (*held, late)}
+    seen: set[str] = set()
+
+    def all_are_seen() -> bool:
+        for key in store.call_queue.due(Keyspace.shard(late.key), limit=2, timeout=TIMEOUT):
+            seen.add(key)
+            late.queue.look(key, timeout=TIMEOUT)
+        return names <= seen
+
+    wait_until(all_are_seen, "each look has two of the four")
+
+
 # What Redis keeps.
 
 
@@ -776,6 +813,21 @@ def test_an_empty_queue_leaves_nothing_but_markers(on_server: Calls, client: red
     on_server.queue.defer(on_server.key, seconds=SHORT, timeout=TIMEOUT)
     assert due_in(on_server, client) is None
     assert client.exists(*Keyspace.call_queue(on_server.key)[:2]) == 0
+
+
+def test_calls_whose_states_were_lost_hold_up_no_others(
+    on_server: Calls, client: redis.Redis
+) -> None:
+    """Part of the data was deleted, or evicted."""
+    on_server.joined(2)
+    client.delete(Keyspace.call_queue(on_server.key)[1])
+    after = new_token()
+    on_server.join(after)
+    on_server.queue.defer(on_server.key, seconds=0.0, timeout=TIMEOUT)
+    assert of(after, on_server.hinted_by_look())
+    on_server.begin(after)
+    on_server.end(after)
+    assert client.exists(on_server.key, *Keyspace.call_queue(on_server.key)[:2]) == 0
 
 
 def test_the_keys_of_a_queue_are_none_of_other_programs(

@@ -578,6 +578,24 @@ def test_calls_that_were_put_back_before_the_option_was_switched_on_take_a_place
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["early", "late"])
+def test_no_call_is_taken_for_lost_when_its_worker_is_stopped(
+    stage: Stage, name: str, kind: str, consume: Consume
+) -> None:
+    """Its end is in the store before the process exits."""
+    task = getattr(stage.app, kind)
+    results = [task.apply_async((name, number), queue=name) for number in range(60)]
+    for number in (10, 30):
+        stopped = consume(name)
+        begun(stage, name, number)
+        stopped.terminate()
+        stopped.wait()
+    consume(name)
+    assert ended(results) == list(range(60))
+    assert numbers(stage, name) == list(range(60))
+
+
+@pytest.mark.slow
 def test_the_queue_goes_on_without_a_result_backend(
     stage: Stage, name: str, consume: Consume
 ) -> None:
