@@ -31,30 +31,18 @@ from example_project.private_server import (
     find_binary,
     find_server,
 )
-from tests.ci import parts
-from tests.ci.parts import pytest_collection_modifyitems  # noqa: F401
-from tests.harness import leftovers, nodes
+from tests.ci.parts import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
+from tests.harness import nodes
 from tests.harness.app_module import fresh_module
 from tests.harness.cluster import Cluster
 from tests.harness.etcd import EtcdCluster, find_etcd
 from tests.harness.journal import VARIABLE, Journal
+from tests.harness.leftovers import pytest_configure  # noqa: F401
 from tests.harness.processes import Process
 from tests.harness.rabbit import RabbitServer, find_rabbit
 from tests.harness.sentinels import Sentinels
 from tests.harness.worker import CeleryBeat, CeleryWorker
 from tests.harness.zookeeper import ZooKeeperEnsemble, find_zookeeper
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of the command line."""
-    parts.pytest_addoption(parser)
-    leftovers.pytest_addoption(parser)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Register the check of what tests leave behind."""
-    leftovers.pytest_configure(config)
-
 
 # No example is a failure because the machine was busy with something else.
 hypothesis.settings.register_profile("unhurried", deadline=None)
@@ -79,10 +67,15 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Keep the collector from going through all tests again and again, at each of its rounds."""
+    """Keep the collector from going through all tests again and again, at each of its rounds.
+
+    And from counting what a test has made among what is old: the check of what tests leave behind
+    collects the young first.
+    """
     gc.enable()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(700, 100, 10)
 
 
 def missing(what: str) -> NoReturn:

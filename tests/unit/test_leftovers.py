@@ -16,7 +16,6 @@ import pytest
 from tests.harness import leftovers
 
 leftovers.PATIENCE = 0.2
-pytest_addoption = leftovers.pytest_addoption
 pytest_configure = leftovers.pytest_configure
 
 @pytest.fixture(scope="session")
@@ -26,7 +25,7 @@ def session_file(tmp_path_factory):
 """
 
 TESTS = """
-import os, socket, subprocess, sys, threading, time
+import logging, os, socket, subprocess, sys, threading, time
 import pytest
 
 kept = []
@@ -38,19 +37,11 @@ def test_leaves_thread():
 def test_leaves_listening_socket():
     kept.append(socket.create_server(("127.0.0.1", 0)))
 
+def test_leaves_file():
+    kept.append(open(os.devnull))
+
 def test_leaves_child():
     kept.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
-
-@pytest.fixture(scope="module")
-def shared():
-    yield []
-
-def test_opens_for_the_module(shared):
-    shared += os.pipe()
-
-def test_closes_what_another_opened(shared):
-    os.close(shared.pop())
-    os.close(shared.pop())
 
 def test_of_a_session(session_file):
     session_file.write("text")
@@ -63,6 +54,21 @@ def test_leaves_garbage_only():
     cycle = [ends]
     cycle.append(cycle)
 
+def fail():
+    ends = socket.socketpair()
+    raise ValueError
+
+@pytest.fixture
+def logs_at_the_end():
+    yield
+    try:
+        fail()
+    except ValueError as exc:
+        logging.warning("%s", exc)
+
+def test_is_in_the_log_only(logs_at_the_end):
+    pass
+
 def test_ends_its_child():
     kept[-1].kill()
     kept[-1].wait()
@@ -72,16 +78,33 @@ def test_a_failure_is_not_reported_twice():
     raise AssertionError("the body")
 """
 
+# The tests from the first use of a fixture of the module to its end are compared together.
+TESTS_OF_A_MODULE = """
+import os
+import pytest
+
+@pytest.fixture(scope="module")
+def shared():
+    yield []
+
+def test_opens_for_the_module(shared):
+    shared += os.pipe()
+
+def test_closes_what_another_opened(shared):
+    os.close(shared.pop())
+    os.close(shared.pop())
+"""
+
 
 def test_what_a_test_leaves_behind_is_named_and_what_ends_or_is_shared_is_not(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_those.py").write_text(TESTS)
+    (tmp_path / "test_together.py").write_text(TESTS_OF_A_MODULE)
     options = (
         "-q",
         "-rfE",
-        "--leftovers",
         "-p",
         "no:cacheprovider",
         "-p",
@@ -100,6 +123,7 @@ def test_what_a_test_leaves_behind_is_named_and_what_ends_or_is_shared_is_not(
     errors = dict(re.findall(r"^ERROR \S+::(\w+) - Failed: (.*)$", run.stdout, re.MULTILINE))
     assert sorted(errors) == [
         "test_leaves_child",
+        "test_leaves_file",
         "test_leaves_listening_socket",
         "test_leaves_thread",
     ]
