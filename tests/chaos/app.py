@@ -21,7 +21,7 @@ from typing import Any
 import billiard.process
 from celery import Celery, signals
 from celery.exceptions import Reject
-from kombu import serialization
+from kombu import compression, serialization
 from kombu.transport import redis as transport
 
 from celery_singleton_lock import (
@@ -45,6 +45,7 @@ from tests.chaos import broken
 from tests.chaos.bodies import LIMITS
 from tests.chaos.body import LeaseGuard, run_async_body, run_body
 from tests.chaos.history import VARIABLE, History
+from tests.chaos.jobs import UNIQUE_FOR
 from tests.chaos.promises import PROMISES, STORE
 from tests.chaos.restarts import TTL as LASTING_TTL
 from tests.chaos.stacks import dump_on_signal
@@ -68,9 +69,16 @@ serialization.register("one-way", json.dumps, _refuse, "application/x-one-way", 
 serialization.register(
     "not-in-children", json.dumps, _refuse_in_children, "application/x-not-in-children", "utf-8"
 )
-#: The serializers with which a message is discarded: by the consumer, which does not decode it or
-#: does not accept it, or by the pool process.
-DAMAGING = ("one-way", "pickle", "not-in-children")
+compression.register(lambda data: data, _refuse, "application/x-one-way-compressed", ["one-way"])
+#: Options with which a message is discarded: by the consumer, which does not decode it, does not
+#: accept it or does not know its task, or by the pool process.
+DAMAGING: tuple[dict[str, Any], ...] = (
+    {"serializer": "one-way"},
+    {"serializer": "pickle"},
+    {"serializer": "not-in-children"},
+    {"compression": "one-way"},
+    {"headers": {"renamed": "tests.chaos.app.unknown"}},
+)
 
 app = Celery("chaos", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
 app.conf.update(
@@ -182,7 +190,10 @@ def again(self: Any, key: str, steps: int, seconds: float) -> str:
     return run_body(self, LeaseGuard.current(), key, steps, seconds, retries=retries)
 
 
-@singleton_task(**SHARED, acks_late=True, on_conflict=RETRY, unique="until_start", unique_for=7200)
+CLAIMED: dict[str, Any] = {"unique": "until_start", "unique_for": UNIQUE_FOR["claimed"]}
+
+
+@singleton_task(**SHARED, **CLAIMED, acks_late=True, on_conflict=RETRY)
 def claimed(self: Any, key: str, steps: int, seconds: float) -> str:
     """As `late`, with a claim that outlasts the campaign unless a worker frees it."""
     return run_body(self, LeaseGuard.current(), key, steps, seconds)
@@ -269,6 +280,11 @@ def damaged(task_id: str) -> None:
     _write("damaged", task_id=task_id)
 
 
+def answered(task_id: str, entered: float) -> None:
+    """A call of `claimed`, made at the time ``entered``, was answered with an earlier message."""
+    _write("answered", task_id=task_id, entered=entered)
+
+
 hasten_hints()
 
 #: The fence of each grant to this process, by its holder; and of the newest of each job, by its id.
@@ -291,6 +307,7 @@ def _copy(headers: Any) -> list[int]:
 
 @signals.before_task_publish.connect(weak=False)
 def _publishing(headers: Any = None, **_: Any) -> None:
+    headers["task"] = headers.get("renamed") or headers["task"]
     _write("publishing", task_id=headers["id"], copy=_copy(headers))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -107,6 +108,8 @@ def run(campaign: Campaign, directory: Path) -> Outcome:
         with Recorder(site, campaign.seconds), noting_lateness(site.history):
             _Run(campaign, site, module).run()
         ended = now()
+        # A result that is collected when its backend is gone tries for long to reach it.
+        gc.collect()
         records = site.history.records()
     writes = resources(site.history.directory)
     plan = campaign.plan

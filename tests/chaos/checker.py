@@ -21,7 +21,7 @@ from tests.chaos.bodies import Body, bodies, by_key
 from tests.chaos.celerys_own import reason_for_crash, reason_for_hang
 from tests.chaos.ends import Ends
 from tests.chaos.history import span
-from tests.chaos.jobs import jobs_lost, vanished
+from tests.chaos.jobs import UNIQUE_FOR, jobs_lost, vanished
 from tests.chaos.losses import unreported_losses
 from tests.chaos.newest import older_arguments
 from tests.chaos.order import out_of_order
@@ -34,7 +34,10 @@ from tests.harness.journal import Record, events
 
 _NOTED = {"key-left": Kind.KEY_LEFT, "never-ends": Kind.NEVER_ENDS, "broken": Kind.BROKEN}
 # The claim of a message that no worker has taken, as drain.py writes it.
-_QUEUED = re.compile(r": held: q (?P<job>[^ +]+)\S* queued ")
+_QUEUED = re.compile(r": held: q (?P<job>[^ +]+)\S* queued .*?(, for (?P<seconds>[\d.]+|ever))?$")
+_SENDINGS = ("publishing", "published", "requeued")
+#: Seconds: the ``unique_for`` of most claims, a campaign's steps of the server's clock and a delay.
+_UNIQUE_FOR, _STEPS = 3600.0, 90.0
 _CELERYS_OWN = {Kind.NEVER_ENDS: reason_for_hang, Kind.BROKEN: reason_for_crash}
 
 
@@ -74,6 +77,7 @@ def judge(
         *wrong_ticks(records),
         *older_arguments(records, found, excused),
         *wrong_turns(records, found, excused),
+        *answered_with_discarded(records, excused),
         *reported(records, vanished(records, found, ttl), excused),
     ]
     return Verdict(
@@ -266,21 +270,14 @@ def reported(
         excused: Counts what is excused.
     """
     records = list(records)
-    losses = [
-        (loss.data.get("lost_from", span(loss)[0]), loss.at) for loss in events(records, "loss")
-    ]
     lost_ends = {
         record.task_id
         for record in records
-        if record.event in ("taken", "start", "left", "discarded")
-        and any(since <= record.at <= at for since, at in losses)
+        if record.event in ("taken", "start", "left") and _is_lost(records, record.at, record.at)
     }
-    ends = Ends(records)
-    unfreed = {
-        record.task_id
-        for record in events(records, "discarded")
-        if ends.known_at(record.pid, record.task_id, record.at) is None
-    }
+    freed, lost = _discards(records)
+    lost_ends |= lost
+    unfreed = {record.task_id for record in events(records, "discarded")} - freed.keys() - lost
     violations = []
     for record in records:
         if record.event not in _NOTED:
@@ -288,7 +285,7 @@ def reported(
         kind, text = _NOTED[record.event], str(record.data.get("text", ""))
         reason = _CELERYS_OWN[kind](text) if kind in _CELERYS_OWN else ""
         claim = _QUEUED.search(text) if kind is Kind.KEY_LEFT else None
-        if claim and claim["job"] in gone:
+        if claim and claim["job"] in gone and not _is_overdue(records, record, claim):
             reason = "claims of messages that vanished"
         elif claim and claim["job"] in lost_ends:
             reason = "claims whose end the store lost"
@@ -299,6 +296,60 @@ def reported(
         else:
             violations.append(Violation(kind=kind, key=record.key, at=record.at, text=text))
     return violations
+
+
+def _is_overdue(records: Sequence[Record], left: Record, claim: re.Match[str]) -> bool:
+    """Whether the claim of a message that vanished lasts longer than since its last sending."""
+    seconds = claim["seconds"]
+    if seconds is None:
+        return False  # its store says nothing of that
+    mine = [r for r in records if r.task_id == claim["job"] and r.event in _SENDINGS]
+    task = next(str(r.data["task"]) for r in mine if r.event == "published")
+    unique_for = UNIQUE_FOR.get(task.rpartition(".")[2], _UNIQUE_FOR)
+    return left.at + float(seconds.replace("ever", "inf")) > mine[-1].at + unique_for + _STEPS
+
+
+def answered_with_discarded(
+    records: Sequence[Record], excused: Counter[str]
+) -> Iterator[Violation]:
+    """Calls that were answered with a message whose claim its worker must have freed by then.
+
+    A claim is freed when the message is discarded, which is repeated until the store answers (see
+    `ends`). Then an equal call is published, and runs.
+    """
+    freed, lost = _discards(records)
+    for call in events(records, "answered"):
+        entered = call.data["entered"]
+        if entered <= freed.get(call.task_id, entered):
+            continue
+        if call.task_id in lost:
+            excused["answers with a discarded message whose end the store lost"] += 1
+            continue
+        late = entered - freed[call.task_id]
+        text = f"{call.task_id} was discarded; its claim should have been free for {late:.3f} s"
+        yield Violation(kind=Kind.DISCARDED, at=call.at, job=call.task_id, text=text)
+
+
+def _discards(records: Sequence[Record]) -> tuple[dict[str, float], set[str]]:
+    """When claims of discarded messages must be free, by job; and those whose end may be lost."""
+    ends = Ends(records)
+    freed: dict[str, float] = {}
+    lost = set()
+    for record in events(records, "discarded"):
+        at = ends.known_at(record.pid, record.task_id, record.at)
+        if at is not None:
+            freed[record.task_id] = min(at, freed.get(record.task_id, at))
+        if _is_lost(records, record.at, record.at if at is None else at):
+            lost.add(record.task_id)
+    return freed, lost
+
+
+def _is_lost(records: Sequence[Record], since: float, until: float) -> bool:
+    """Whether the store may have lost what was written at some time between these."""
+    return any(
+        loss.data.get("lost_from", span(loss)[0]) <= until and since <= loss.at
+        for loss in events(records, "loss")
+    )
 
 
 def _straddle(first: Body, second: Body, losses: Iterable[Record]) -> bool:

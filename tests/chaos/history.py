@@ -6,6 +6,8 @@
                 is ``placed``, or takes its place when a worker receives it
     unsent      such a call raised; ``known``, whether it is known that it has no place
     damaged     a call is about to be published whose message no worker runs
+    answered    a call, made at ``entered``, was not published: the earlier call that it was
+                answered with
     discarded   a worker's parent discards a message, and frees its claim next; ``reason``
     published   it was sent (again: it was put back); ``task``
     received    a worker's parent got a message; ``worker``, ``copy``

@@ -73,6 +73,8 @@ _QUEUES = 3
 _DAMAGED = 0.6
 #: How many calls of `claimed` in a row have one key.
 _OF_ONE_CLAIM = 4
+#: The share of its calls that have a key of earlier ones, whose claims should be free by then.
+_CLAIMED_AGAIN = 0.3
 #: The share of these calls that have a countdown, and so no place before a worker receives them.
 _TIMED = 0.2
 #: The length of `lasting`: many of its bodies run when the store restarts.
@@ -142,16 +144,23 @@ class Publisher:
 
     def _claim(self, task: Any, arguments: list[Any]) -> bool:
         """One call with a claim; a worker discards the messages of some."""
-        arguments[0] = f"claim{self._claimed // _OF_ONE_CLAIM}"
-        self._claimed += 1
+        number = self._claimed // _OF_ONE_CLAIM
+        if self._random.random() < _CLAIMED_AGAIN:
+            number = self._random.randint(0, number)
+        else:
+            self._claimed += 1
+        arguments[0] = f"claim{number}"
         task_id, options = uuid(), dict[str, Any]()
         if self._random.random() < _DAMAGED:
-            options["serializer"] = self._random.choice(self._module.DAMAGING)
+            options |= self._random.choice(self._module.DAMAGING)
             self._module.damaged(task_id)
+        entered = time.monotonic()
         try:
-            task.apply_async(arguments, task_id=task_id, retry=False, **options)
+            result = task.apply_async(arguments, task_id=task_id, retry=False, **options)
         except (OperationalError, CeleryError, OSError):
             return False
+        if result.id != task_id:
+            self._module.answered(result.id, entered)
         return True
 
     def _queue(self, task: Any, arguments: list[Any]) -> bool:

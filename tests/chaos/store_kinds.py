@@ -392,7 +392,8 @@ def keys_left(client: redis.Redis) -> dict[str, str]:
         if value is None or key.endswith((":fence", ":shards", ":number")):
             continue  # one of each, and known
         if not any(known in key for known in (":last|", ":done|", ":ended|", ":newest|", ":args|")):
-            left[key] = f"held: {value}"
+            milliseconds: Any = client.pttl(key)
+            left[key] = f"held: {value}, for {'ever' if milliseconds == -1 else milliseconds / 1e3}"
         elif client.pttl(key) == -1:
             # A marker, and the newest call, stay for an hour: for copies and calls that come late;
             # arguments of a message that was lost stay for a week.

@@ -706,6 +706,46 @@ def test_a_message_that_was_taken_up_has_not_vanished() -> None:
     assert story.kinds() == [Kind.JOB_LOST]
 
 
+def overtaken(*, at: float = 3, by: str = "w") -> Story:
+    """No worker receives the message; at ``at`` one receives a message that was sent later."""
+    story = Story().published("j", at=2).published("i", at=2.5)
+    story.add("received", at, task_id="i", worker=by, copy=[0, 0])
+    return story.body("b", at, at + 1, job="i")
+
+
+@pytest.mark.parametrize("worker", ["broker", "v"])
+def test_a_message_vanishes_with_what_had_it_when_it_had_left_its_queue(worker: str) -> None:
+    assert overtaken().kinds() == [Kind.JOB_LOST]
+    assert overtaken().add("down", 2.8, worker=worker).kinds() == []
+
+
+def test_a_message_that_a_later_one_overtook_does_not_vanish_with_the_broker_afterwards() -> None:
+    assert overtaken().add("down", 5, worker="broker").kinds() == [Kind.JOB_LOST]
+
+
+def test_a_message_vanishes_with_a_worker_that_was_stopped_when_it_had_left_its_queue() -> None:
+    story = overtaken().published("h").add("received", 1, task_id="h", worker="v", copy=[0, 0])
+    story.body("a", 1, 1.5, job="h").add("stopped", 2, pid=1)
+    assert story.add("down", 20, worker="v").kinds() == []
+
+
+def test_a_message_does_not_vanish_with_a_worker_that_received_others_after_it() -> None:
+    story = overtaken(by="v").published("h", at=4)
+    story.add("received", 5, task_id="h", worker="v", copy=[0, 0]).body("a", 5, 6, job="h")
+    assert story.add("down", 20, worker="v").kinds() == [Kind.JOB_LOST]
+
+
+def test_a_message_does_not_vanish_with_a_worker_that_began_after_it_had_left_its_queue() -> None:
+    story = overtaken().published("h", at=9).add("taken", 9.5, task_id="h", worker="v", copy=[0, 0])
+    story.body("a", 9.5, 10, job="h")
+    assert story.add("down", 20, worker="v").kinds() == [Kind.JOB_LOST]
+
+
+def test_a_message_does_not_vanish_with_a_pool_process() -> None:
+    story = overtaken(at=2.6).add("death", 2.55, pid=5, worker="w")
+    assert story.kinds() == [Kind.JOB_LOST]
+
+
 def requeued_in_a_body(at: float) -> Story:
     story = Story().published("j").received("j", 1).taken("j", 1.1)
     story.add("requeued", at, task_id="j", copy=[0, 0])
@@ -732,10 +772,35 @@ def test_the_claim_of_a_message_that_vanished_stays() -> None:
     assert story.judge().excused["claims of messages that vanished"] == 1
 
 
+def test_the_claim_of_a_message_that_another_overtook_stays_if_something_ended_then() -> None:
+    story = overtaken().add("key-left", 9, text=CLAIM)
+    assert sorted(story.kinds()) == sorted([Kind.JOB_LOST, Kind.KEY_LEFT])
+    assert story.add("down", 5, worker="broker").kinds() == story.kinds()
+    assert story.add("down", 2.8, worker="broker").kinds() == []
+
+
+@pytest.mark.parametrize(
+    ("task", "seconds", "kinds"),
+    [
+        ("newest", "3594.5", []),
+        ("newest", "3700.0", [Kind.KEY_LEFT]),
+        ("newest", "ever", [Kind.KEY_LEFT]),
+        ("claimed", "7000.0", []),
+        ("claimed", "7300.0", [Kind.KEY_LEFT]),
+    ],
+)
+def test_the_claim_of_a_message_that_vanished_stays_for_unique_for(
+    task: str, seconds: str, kinds: list[Kind]
+) -> None:
+    story = Story().published("j", task, at=2).add("down", 2.8, worker="broker")
+    assert story.add("key-left", 9, text=f"{CLAIM}, for {seconds}").kinds() == kinds
+
+
 def discarded(story: Story, at: float) -> Story:
     """A worker's parent discards the message, and works on."""
     story.published("j", "claimed").add("damaged", 0, task_id="j")
-    return story.add("discarded", at, task_id="j", pid=7).add("received", 40, task_id="i", pid=7)
+    story.add("discarded", at, task_id="j", pid=7)
+    return story.add("received", 40, task_id="i", pid=7, worker="w", copy=[0, 0])
 
 
 def test_the_claim_of_a_discarded_message_is_freed() -> None:
@@ -751,6 +816,23 @@ def test_the_claim_of_a_discarded_message_is_freed() -> None:
 def test_the_claim_of_a_discarded_message_may_stay_if_its_worker_died_then() -> None:
     story = discarded(Story(), 1).add("death", 2, pid=7, worker="w")
     assert story.add("key-left", 50, text=CLAIM).kinds() == []
+
+
+def test_a_call_may_be_answered_with_a_discarded_message_until_its_claim_must_be_free() -> None:
+    assert discarded(Story(), 1).add("answered", 3, task_id="j", entered=2.9).kinds() == []
+    story = discarded(Story(), 1).add("answered", 9, task_id="j", entered=8.9)
+    assert story.kinds() == [Kind.DISCARDED]
+
+
+def test_a_call_may_be_answered_with_a_discarded_message_while_a_fault_delays_its_end() -> None:
+    story = discarded(Story(), 1).add("fault", 0.5, end=30, name="cut")
+    assert story.add("answered", 9, task_id="j", entered=8.9).kinds() == []
+    assert story.add("answered", 36, task_id="j", entered=35).kinds() == [Kind.DISCARDED]
+
+
+def test_a_call_may_be_answered_with_a_discarded_message_whose_end_the_store_lost() -> None:
+    story = discarded(Story(), 1).add("answered", 9, task_id="j", entered=8.9)
+    assert loss(story, 5).kinds() == []
 
 
 def test_a_damaged_message_that_no_worker_discards_is_a_job_that_was_lost() -> None:

@@ -171,7 +171,8 @@ TWINS = (
         ttl=9.0,
     ),
     # The claim of a message that a worker can't run answers equal calls for ever.
-    _twin("no-discards", Kind.KEY_LEFT, broken="discards", mix={"claimed": 1}, drains_after=8.0),
+    _twin("no-discards", Kind.DISCARDED, broken="discards", mix={"claimed": 1}),
+    _twin("discards-left", Kind.KEY_LEFT, broken="discards", mix={"claimed": 1}, drains_after=8.0),
     # A third body begins beside the two that may run.
     _twin("no-limit", Kind.OVERLAP, broken="limit", mix={"limited": 1}),
     # A hold() runs beside a task of its key.

@@ -18,6 +18,7 @@ class Kind(StrEnum):
     RUN_AGAIN = "a job ran again after its success was recorded, or could have been"
     ORDER = "an older call began after a newer one"
     NEWEST = "a body ran with older arguments than those of a call that it answered"
+    DISCARDED = "a call was answered with a message that a worker had discarded"
     TICK_TWICE = "a tick was sent twice"
     OFF_GRID = "a tick was off its grid"
     NO_TICK = "no tick was sent though a beat could"
