@@ -38,7 +38,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 from weakref import WeakSet
 
 from ..errors import StoreError, StoreUnavailable
@@ -77,6 +77,27 @@ class _Waiting:
     why: object = _NOT_SENT
 
 
+class Put(Protocol):
+    """:meth:`StoreQueue.put`."""
+
+    def __call__(
+        self,
+        send: Callable[[Store], object],
+        ttl: float,
+        give_up: Callable[[object], None],
+        *,
+        error: StoreUnavailable | None = None,
+    ) -> str: ...
+
+
+@runtime_checkable
+class SendsBeside(Protocol):
+    """A store that carries out some requests as two, the second of which may get no reply alone."""
+
+    def repeat_by(self, put: Put) -> None:
+        """Pass such second requests to ``put`` from now on."""
+
+
 class StoreQueue:
     """Sends the requests of one process, and repeats them until the store answers.
 
@@ -97,6 +118,8 @@ class StoreQueue:
         #: Entered by the thread while it is inside the store's client. A fork may wait for it.
         self.guard: AbstractContextManager[object] = nullcontext()
         self._start = native.allocate_lock()  # held by the thread that runs
+        if isinstance(store, SendsBeside):
+            store.repeat_by(self.put)
 
     @property
     def is_empty(self) -> bool:

@@ -32,6 +32,7 @@ from celery_singleton_lock.core.store import (
     Release,
     ReleaseReply,
 )
+from celery_singleton_lock.core.store_queue import StoreQueue
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.redis import connection
@@ -40,6 +41,7 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_token
 from example_project.private_server import PrivateServer, free_port
 from tests.harness.cluster import Cluster
+from tests.harness.deliveries import wait_until
 from tests.harness.keys import EVERY_NAME
 from tests.harness.sentinels import client_of
 
@@ -389,9 +391,17 @@ def admitted(store: ClusterStore, claim: str, token: Token) -> bool:
     return store.admit(request, timeout=TIMEOUT) is None
 
 
-def acquire(store: ClusterStore, key: str, token: Token, change: ClaimChange, **options: bool):
+def acquire(
+    store: ClusterStore,
+    key: str,
+    token: Token,
+    change: ClaimChange,
+    *,
+    timeout: float = TIMEOUT,
+    **options: bool,
+):
     request = Acquire(slots=(key,), token=token, holder=Holder(), ttl=60, claim=change, **options)
-    return store.acquire(request, timeout=TIMEOUT)
+    return store.acquire(request, timeout=timeout)
 
 
 @slow
@@ -451,6 +461,47 @@ def test_a_claim_in_another_shard_is_freed_by_a_refusal_that_ends_its_message(
     acquire(store, key, token, running, frees_claim=True)
     assert store.inspect(claim) is None
     give(store, key, holder)
+
+
+@slow
+@pytest.mark.parametrize("by", ["release", "mark", "acquire", "refusal"])
+def test_a_claim_in_another_shard_is_freed_when_its_node_answers_again(
+    store: ClusterStore, cluster: Cluster, by: str
+) -> None:
+    queue = StoreQueue(store, SystemClock())
+    key, token, holder = new_key(), new_token(), new_token()
+    claim = claim_on_another_node(cluster, key)
+    node = cluster.master_of(claim)
+    assert admitted(store, claim, token)
+    free = ClaimChange(key=claim, phase=None)
+    if by == "release":
+        take(store, key, token)
+    elif by == "refusal":
+        take(store, key, holder)
+    with client_of(node) as client:
+        client.execute_command("CLIENT", "PAUSE", 2000, "ALL")
+    if by == "release":
+        reply = store.release(Release(keys=(key,), token=token, claim=free), timeout=0.3)
+        assert reply is ReleaseReply.OURS
+    elif by == "mark":
+        mark = Mark(key=key, token=token, state=MarkerState.DONE, sequence=0, ttl=60, claim=free)
+        store.mark(mark, timeout=0.3)
+    elif by == "acquire":
+        assert isinstance(acquire(store, key, token, free, timeout=0.3), Granted)
+    else:
+        running = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60)
+        acquire(store, key, token, running, frees_claim=True, timeout=0.3)
+    assert not queue.is_empty
+    wait_until(lambda: queue.is_empty, "the claim is settled", timeout=30)
+    assert store.inspect(claim) is None
+    queue.close()
+
+
+def claim_on_another_node(cluster: Cluster, key: str) -> str:
+    while True:
+        claim = claim_in_another_shard(key)
+        if cluster.master_of(claim) is not cluster.master_of(key):
+            return claim
 
 
 @slow

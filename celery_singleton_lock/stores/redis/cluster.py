@@ -17,7 +17,7 @@ Non-guarantees
     off from the others may report an old one. Redirects and failures correct it. Atomicity for a
     remote claim, which is in another shard because its publisher computed another key: a separate
     request changes it, before or after the lease's request. If that request fails, the claim
-    expires.
+    expires; one that frees the claim is repeated until its node answers.
 
 Failure handling
     A node that does not answer, MOVED and CLUSTERDOWN make the topology stale. Before the next
@@ -57,6 +57,7 @@ from ...core.store import (
     ReleaseReply,
     Renewal,
 )
+from ...core.store_queue import Put
 from ...errors import SettingsError, StoreError, StoreUnavailable
 from ..urls import Address, StoreUrl
 from . import scripts
@@ -73,6 +74,8 @@ _TRIES: Final = 5
 _TRY_AGAIN_PAUSE: Final = 0.02
 # Errors of a node that is no longer a master, or of a cluster with slots that are not served.
 _STALE: Final = (redis.exceptions.ClusterDownError, redis.exceptions.ReadOnlyError)
+# Seconds for which the end of a remote claim is repeated: most claims do not last longer.
+_FREED_FOR: Final = 3600.0
 
 
 def slot_of(key: str | bytes) -> int:
@@ -382,6 +385,11 @@ class ClusterStore(RedisStore):
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, connect=NodeConnections, **options)
+        self._put: Put | None = None
+
+    def repeat_by(self, put: Put) -> None:
+        """Let ``put`` repeat what frees a remote claim: see `SendsBeside`."""
+        self._put = put
 
     @property
     def capabilities(self) -> Capabilities:
@@ -504,11 +512,24 @@ class ClusterStore(RedisStore):
 
     def _settle_remote(self, token: Token, change: ClaimChange, timeout: float) -> None:
         arguments = [token.task, scripts.phase_of(change), scripts.milliseconds(change.ttl), "y"]
-        try:
-            self._run(scripts.SETTLE_CLAIM.command(scripts.keys_of(change), arguments), timeout)
-        except StoreError as exc:
+        command = scripts.SETTLE_CLAIM.command(scripts.keys_of(change), arguments)
+
+        def give_up(why: object) -> None:
             # Exclusion depends on the lease only. An unsettled claim delays calls until it expires.
-            logger.warning(UNSETTLED, change.key, exc, change.key)
+            logger.warning(UNSETTLED, change.key, why, change.key)
+
+        try:
+            self._run(command, timeout)
+        except StoreUnavailable as exc:
+            # No other change is repeated: a later one of the message may be there first.
+            put = self._put if change.phase is None else None
+            why: object = exc
+            if put is not None:
+                why = put(lambda _: self._run(command, timeout), _FREED_FOR, give_up, error=exc)
+            if why:
+                give_up(why)
+        except StoreError as exc:
+            give_up(exc)
 
 
 def _remote_claim(key: str, claim: ClaimChange | None) -> ClaimChange | None:
