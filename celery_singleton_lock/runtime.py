@@ -77,6 +77,8 @@ class Runtime:
     worker_name = ""
     #: Whether the worker refuses leases that its store may evict; also set by the bootstep.
     may_evict = False
+    #: Whether a thread renews the leases; else only calls of the heartbeat's ``sweep``.
+    renews_by_thread = True
 
     def __init__(
         self, app: Celery, *, store: Store | None = None, clock: Clock | None = None
@@ -238,6 +240,7 @@ class Runtime:
             if self._locker is None:
                 store = self._given_store or self._first_store()
                 heartbeat = Heartbeat(store, self.clock, self.events, self.outages)
+                heartbeat.has_thread = self.renews_by_thread
                 # The heartbeat's thread ends with the app, but not when the interpreter exits,
                 # because a body may still run. The connections end with the heartbeat.
                 end_heartbeat = weakref.finalize(self, heartbeat.close)

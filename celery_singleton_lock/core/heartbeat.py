@@ -126,7 +126,13 @@ LossHandler: TypeAlias = Callable[[Lease], str | None]
 
 
 class Heartbeat:
-    """Renews the leases of one process and declares losses."""
+    """Renews the leases of one process and declares losses.
+
+    Attributes:
+        has_thread: Whether a thread of its own does so; else only calls of `sweep`.
+    """
+
+    has_thread = True
 
     def __init__(
         self, store: Store, clock: Clock, events: Events, outages: Outages | None = None
@@ -171,6 +177,8 @@ class Heartbeat:
             self._shortest = interval
         self._leases[lease] = on_lost  # before _wakes_at is read: see sweep()
         if not self._running:
+            if not self.has_thread:
+                return
             # The new thread sets _running. If this method set it, a start that failed or was
             # interrupted would leave every later lease of the process without a heartbeat.
             native.start_new_thread(self._run, "singleton-heartbeat")

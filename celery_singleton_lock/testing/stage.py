@@ -93,6 +93,8 @@ class SingletonStore:
         self._apps.append(chosen)
         for eager in (False, True):
             runtime = Runtime(chosen, store=self.store, clock=self.clock)
+            # A thread would wake in real time, and renew what the clock was advanced to let expire.
+            runtime.renews_by_thread = False
             Runtime.install(chosen, runtime, eager=eager)
 
     def uninstall(self) -> None:

@@ -28,6 +28,7 @@ from celery_singleton_lock import (
     is_skipped,
     singleton_task,
 )
+from celery_singleton_lock.core import native
 from celery_singleton_lock.testing import (
     ManualClock,
     SingletonStore,
@@ -505,6 +506,16 @@ def test_a_dead_holder_blocks_for_its_ttl_and_no_longer(
         singleton_store.clock.advance(2)
         assert lease.lost
         assert not is_skipped(work.delay("ann"))
+
+
+def test_no_thread_renews_what_a_test_lets_expire(
+    celery_app: Celery, singleton_store: SingletonStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: started.append(name))
+    with hold_lock(task_of(celery_app, key="{name}", ttl=10), "ann"):
+        singleton_store.clock.advance(9)
+    assert started == []
 
 
 def test_a_held_lock_has_the_ttl_of_its_task(
