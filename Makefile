@@ -45,7 +45,7 @@ demo: $(DEMO_READY)  ## the example project, with the lock and without it; optio
 	$(BIN)/python -m example_project.demo $(DEMO_ARGS)
 
 .PHONY: test
-test: $(DEV_READY)  ## the tests that take about 4 minutes together; options in ARGS
+test: $(DEV_READY)  ## the tests that take about 3.5 minutes together; options in ARGS
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) $(ARGS)
 
 .PHONY: test-slow

@@ -240,7 +240,7 @@ class Runtime:
             if self._locker is None:
                 store = self._given_store or self._first_store()
                 heartbeat = Heartbeat(store, self.clock, self.events, self.outages)
-                heartbeat.has_thread = self.renews_by_thread
+                heartbeat.renews_by_thread = self.renews_by_thread
                 # The heartbeat's thread ends with the app, but not when the interpreter exits,
                 # because a body may still run. The connections end with the heartbeat.
                 end_heartbeat = weakref.finalize(self, heartbeat.close)

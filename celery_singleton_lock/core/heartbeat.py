@@ -129,10 +129,10 @@ class Heartbeat:
     """Renews the leases of one process and declares losses.
 
     Attributes:
-        has_thread: Whether a thread of its own does so; else only calls of `sweep`.
+        renews_by_thread: Whether a thread of its own does so; else only calls of `sweep`.
     """
 
-    has_thread = True
+    renews_by_thread = True
 
     def __init__(
         self, store: Store, clock: Clock, events: Events, outages: Outages | None = None
@@ -177,7 +177,7 @@ class Heartbeat:
             self._shortest = interval
         self._leases[lease] = on_lost  # before _wakes_at is read: see sweep()
         if not self._running:
-            if not self.has_thread:
+            if not self.renews_by_thread:
                 return
             # The new thread sets _running. If this method set it, a start that failed or was
             # interrupted would leave every later lease of the process without a heartbeat.

@@ -77,25 +77,12 @@ class _Waiting:
     why: object = _NOT_SENT
 
 
-class Put(Protocol):
-    """:meth:`StoreQueue.put`."""
-
-    def __call__(
-        self,
-        send: Callable[[Store], object],
-        ttl: float,
-        give_up: Callable[[object], None],
-        *,
-        error: StoreUnavailable | None = None,
-    ) -> str: ...
-
-
 @runtime_checkable
 class SendsBeside(Protocol):
     """A store that carries out some requests as two, the second of which may get no reply alone."""
 
-    def repeat_by(self, put: Put) -> None:
-        """Pass such second requests to ``put`` from now on."""
+    def repeat_by(self, put: Callable[..., str]) -> None:
+        """Pass such second requests to ``put``, a :meth:`StoreQueue.put`, from now on."""
 
 
 class StoreQueue:

@@ -56,6 +56,8 @@ _AFTER_FAILURE: Final = 10.0
 # 50 workers, each looking at 12 of 256 shards a second, take less than a hundredth of a core.
 _SHARDS: Final = 12
 _KEYS: Final = 100
+# The number of refused keys that the log names: with a missing right, it may be every key.
+_MOST_REFUSED: Final = 100
 
 
 class QueueLook:
@@ -81,7 +83,7 @@ class QueueLook:
         self._runtime = Runtime.of(app)
         # The app's producers belong to the worker's other threads or greenlets.
         self._producer: Any = None
-        # The keys of which the log has that the store refuses a look.
+        # The keys of which the log says that the store refuses a look; `_MOST_REFUSED` at most.
         self._refused: set[str] = set()
         # Locked until the result backend has answered the last request that it was given up on.
         self._unanswered: Any = native.allocate_lock()
@@ -114,7 +116,7 @@ class QueueLook:
         except StoreError as exc:
             # What another program has written there, or a right that is missing. The key stays the
             # first one that is due, and the others must not wait for it.
-            if key not in self._refused:
+            if key not in self._refused and len(self._refused) < _MOST_REFUSED:
                 self._refused.add(key)
                 logger.warning("singleton: can't look at the queue of %s (%s)", key, exc)
 

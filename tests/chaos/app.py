@@ -10,7 +10,6 @@ receiver of ``lease_lost`` takes; CHAOS_BROKEN, the part of the lock that is bro
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import sys
@@ -18,10 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import billiard.process
 from celery import Celery, signals
 from celery.exceptions import Reject
-from kombu import compression, serialization
 from kombu.transport import redis as transport
 
 from celery_singleton_lock import (
@@ -50,39 +47,24 @@ from tests.chaos.promises import PROMISES, STORE
 from tests.chaos.restarts import TTL as LASTING_TTL
 from tests.chaos.stacks import dump_on_signal
 from tests.harness.hints import hasten_hints
+from tests.harness.refused import NOT_IN_CHILDREN, ONE_WAY
 
 TTL = float(os.environ["TTL"])
 
 
-def _refuse(data: Any) -> Any:
-    raise ValueError("encoded, but not to be decoded")
-
-
-def _refuse_in_children(data: Any) -> Any:
-    if billiard.process.current_process().name != "MainProcess":
-        _refuse(data)
-    return json.loads(data)
-
-
-# As msgpack, which writes integers as keys of a map and refuses to read them.
-serialization.register("one-way", json.dumps, _refuse, "application/x-one-way", "utf-8")
-serialization.register(
-    "not-in-children", json.dumps, _refuse_in_children, "application/x-not-in-children", "utf-8"
-)
-compression.register(lambda data: data, _refuse, "application/x-one-way-compressed", ["one-way"])
 #: Options with which a message is discarded: by the consumer, which does not decode it, does not
 #: accept it or does not know its task, or by the pool process.
 DAMAGING: tuple[dict[str, Any], ...] = (
-    {"serializer": "one-way"},
+    {"serializer": ONE_WAY},
     {"serializer": "pickle"},
-    {"serializer": "not-in-children"},
-    {"compression": "one-way"},
+    {"serializer": NOT_IN_CHILDREN},
+    {"compression": ONE_WAY},
     {"headers": {"renamed": "tests.chaos.app.unknown"}},
 )
 
 app = Celery("chaos", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
 app.conf.update(
-    accept_content=["json", "one-way", "not-in-children"],
+    accept_content=["json", ONE_WAY, NOT_IN_CHILDREN],
     broker_connection_retry_on_startup=True,
     broker_transport_options={
         "visibility_timeout": float(os.environ["VISIBILITY_TIMEOUT"]),

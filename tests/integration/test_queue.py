@@ -28,7 +28,9 @@ from celery_singleton_lock.errors import LockConflict, QueueFull, StoreError, St
 from celery_singleton_lock.message.header import HEADER
 from celery_singleton_lock.message.stored import StoredMessage
 from celery_singleton_lock.publish.queue import publish_hint, token_of
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.call_queue import RedisCallQueue
+from celery_singleton_lock.worker import queue_look
 from celery_singleton_lock.worker.queue_look import QueueLook
 from example_project.private_server import PrivateServer
 from tests.harness.app_module import fresh_module
@@ -338,6 +340,27 @@ def test_a_look_passes_over_a_queue_that_it_can_not_read(
     worker.wait_for_log(f"can't look at the queue of {re.escape(key)}")
     stage.redis.delete(queue, calls)
     stage.redis.zrem(due, key)
+
+
+def test_the_log_names_a_bounded_number_of_keys_that_a_look_passes_over(
+    stage: Stage, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(queue_look, "_MOST_REFUSED", 1)
+    keys = []
+    for each in (f"{name}-one", f"{name}-other"):
+        stage.app.early.apply_async((each, 0), queue=name)
+        keys.append(key := stage.app.early.lock_key(each, 0))
+        _, calls, _ = Keyspace.call_queue(key)
+        make_due(stage, each)
+        stage.redis.delete(calls)
+        stage.redis.set(calls, "no hash")
+    store = Runtime.of(stage.app.app).store
+    QueueLook(stage.app.app, lambda: store, lambda: False).look()
+    assert sum(f"can't look at the queue of {key}" in caplog.text for key in keys) == 1
+    for key in keys:
+        queue, calls, due = Keyspace.call_queue(key)
+        stage.redis.delete(queue, calls)
+        stage.redis.zrem(due, key)
 
 
 @pytest.mark.parametrize("is_silent", [False, True], ids=["down", "silent"])

@@ -26,6 +26,7 @@ def session_file(tmp_path_factory):
 
 TESTS = """
 import logging, os, socket, subprocess, sys, threading, time
+import celery
 import pytest
 
 kept = []
@@ -39,6 +40,18 @@ def test_leaves_listening_socket():
 
 def test_leaves_file():
     kept.append(open(os.devnull))
+
+@pytest.mark.slow
+def test_slow_ones_are_not_checked():
+    kept.append(open(os.devnull))
+
+def test_shares_a_task():
+    @celery.shared_task(name="sync")
+    def sync(): ...
+
+def test_gets_no_task_that_another_has_shared():
+    with celery.Celery("later", set_as_current=False) as app:
+        assert "sync" not in app.tasks
 
 def test_leaves_child():
     kept.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))

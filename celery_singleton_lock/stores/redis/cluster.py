@@ -28,7 +28,7 @@ Failure handling
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any, Final
@@ -57,7 +57,6 @@ from ...core.store import (
     ReleaseReply,
     Renewal,
 )
-from ...core.store_queue import Put
 from ...errors import SettingsError, StoreError, StoreUnavailable
 from ..urls import Address, StoreUrl
 from . import scripts
@@ -385,10 +384,10 @@ class ClusterStore(RedisStore):
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, connect=NodeConnections, **options)
-        self._put: Put | None = None
+        self._put: Callable[..., str] | None = None
 
-    def repeat_by(self, put: Put) -> None:
-        """Let ``put`` repeat what frees a remote claim: see `SendsBeside`."""
+    def repeat_by(self, put: Callable[..., str]) -> None:
+        """Let ``put`` repeat what frees a remote claim: see `core.store_queue.SendsBeside`."""
         self._put = put
 
     @property
