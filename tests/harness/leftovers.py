@@ -87,7 +87,7 @@ class Open:
             ]
         return left
 
-    def wait_until_nothing_is_left(self) -> list[str]:
+    def wait_until_nothing_is_left(self, config: pytest.Config) -> list[str]:
         """Wait for threads that end, and collect garbage; what is left then.
 
         Collecting all garbage takes 30 ms, and that of the last test, which is young, nothing. So
@@ -98,6 +98,7 @@ class Open:
         pause, generation = _LOOK, 1
         while True:
             gc.collect(generation)
+            _forget_errors(config)  # of what was collected, too: a result unsubscribes in vain
             if not (left := self.left()) or time.monotonic() > until:
                 return left
             generation = 1 if left[0].startswith("thread") and pause < _ENOUGH else 2
@@ -212,23 +213,25 @@ class _Check:
         if not self._before.left(now):
             self._after = now
             return result
-        _forget_log(item.config)
-        if left := self._before.wait_until_nothing_is_left():
+        if left := self._before.wait_until_nothing_is_left(item.config):
             names = ", ".join(sorted(self._names))
             tests = f"this test, or one before it with {names}," if names else "this test"
             pytest.fail(f"{tests} has left {', '.join(left)}", pytrace=False)
         return result
 
 
-def _forget_log(config: pytest.Config) -> None:
-    """Forget what was logged while the fixtures ended: pytest does at the next test.
+def _forget_errors(config: pytest.Config) -> None:
+    """Forget the errors since the test: in the log of its fixtures' ends, and those of destructors.
 
-    The tracebacks of exceptions in it refer to the variables of the test.
+    pytest does at the next test. Their tracebacks refer to the variables of the test.
     """
-    plugin: Any = config.pluginmanager.get_plugin("logging-plugin")
-    if plugin is not None:
-        plugin.caplog_handler.reset()
-        plugin.report_handler.reset()
+    logging: Any = config.pluginmanager.get_plugin("logging-plugin")
+    if logging is not None:
+        logging.caplog_handler.reset()
+        logging.report_handler.reset()
+    destructors: Any = config.pluginmanager.get_plugin("unraisableexception")
+    if hasattr(destructors, "collect_unraisable"):  # since pytest 8.4
+        destructors.collect_unraisable(config)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -67,6 +67,20 @@ def test_leaves_garbage_only():
     cycle = [ends]
     cycle.append(cycle)
 
+class Fails:
+    def __init__(self):
+        self.ends = socket.socketpair()
+
+    def __del__(self):
+        raise ValueError
+
+@pytest.fixture
+def fails():
+    return Fails()
+
+def test_is_in_the_error_of_a_destructor_only(fails):
+    pass
+
 def fail():
     ends = socket.socketpair()
     raise ValueError
