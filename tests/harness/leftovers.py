@@ -14,9 +14,10 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psutil
@@ -87,8 +88,10 @@ class Open:
             ]
         return left
 
-    def wait_until_nothing_is_left(self, config: pytest.Config) -> list[str]:
+    def wait_until_nothing_is_left(self, forget: Callable[[], None] = lambda: None) -> list[str]:
         """Wait for threads that end, and collect garbage; what is left then.
+
+        ``forget`` is called after each collection: destructors may have failed.
 
         Collecting all garbage takes 30 ms, and that of the last test, which is young, nothing. So
         all is collected only if that is not enough, and threads have had the time to end.
@@ -98,7 +101,7 @@ class Open:
         pause, generation = _LOOK, 1
         while True:
             gc.collect(generation)
-            _forget_errors(config)  # of what was collected, too: a result unsubscribes in vain
+            forget()
             if not (left := self.left()) or time.monotonic() > until:
                 return left
             generation = 1 if left[0].startswith("thread") and pause < _ENOUGH else 2
@@ -199,21 +202,21 @@ class _Check:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
         result = yield
-        # The traceback of a failure refers to the variables of its test, too.
-        if self._shared or self._failures != item.session.testsfailed:
+        if self._shared:
             return result
         vars(item).get("funcargs", {}).clear()
         # Celery keeps the app that was made last, and the functions of shared tasks, which it would
         # give to the apps of later tests: another task of the same name would not be registered.
         _TLS.current_app = self._current_app
         _FINALIZERS.intersection_update(self._finalizers)
-        if item.get_closest_marker("slow"):
+        # The traceback of a failure refers to the variables of its test, too.
+        if self._failures != item.session.testsfailed or item.get_closest_marker("slow"):
             return result
         now = Open.now()
         if not self._before.left(now):
             self._after = now
             return result
-        if left := self._before.wait_until_nothing_is_left(item.config):
+        if left := self._before.wait_until_nothing_is_left(partial(_forget_errors, item.config)):
             names = ", ".join(sorted(self._names))
             tests = f"this test, or one before it with {names}," if names else "this test"
             pytest.fail(f"{tests} has left {', '.join(left)}", pytrace=False)
