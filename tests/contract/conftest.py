@@ -84,10 +84,10 @@ def _five_nodes(server: PrivateServer) -> Iterator[RedlockNodes]:
 
 
 @pytest.fixture
-def nodes(_five_nodes: RedlockNodes) -> RedlockNodes:
+def nodes(_five_nodes: RedlockNodes) -> Iterator[RedlockNodes]:
     """Five nodes, running and empty whatever the test before did to them."""
+    yield _five_nodes
     _five_nodes.restore()
-    return _five_nodes
 
 
 @pytest.fixture(scope="package")
