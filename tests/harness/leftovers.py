@@ -139,6 +139,15 @@ def _descriptors() -> set[int]:
     return {int(number) for number in os.listdir("/dev/fd")} - {own}
 
 
+def _targets() -> dict[int, str]:
+    """What each descriptor refers to; sockets and pipes have an inode of their own in it."""
+    found: dict[int, str] = {}
+    for number in _descriptors():
+        with suppress(OSError):  # closed meanwhile
+            found[number] = os.readlink(f"/dev/fd/{number}")
+    return found
+
+
 def _command(pid: int) -> str:
     try:
         return f"{pid}: {' '.join(psutil.Process(pid).cmdline())[:200]}"
@@ -187,7 +196,7 @@ class _Check:
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
         if fixturedef.scope == "function":
             return (yield)
-        before = Open.now()
+        before, targets = Open.now(), _targets()
         try:
             return (yield)
         finally:
@@ -197,6 +206,10 @@ class _Check:
                 fixturedef.addfinalizer(lambda: self._shared.pop(fixturedef, None))
             else:
                 self._before.allow(before, Open.now())
+                # Of a descriptor that was closed meanwhile, another one may have the number.
+                self._before.descriptors |= {
+                    number for number, target in _targets().items() if targets.get(number) != target
+                }
 
     # First, so that the fixtures have ended.
     @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -122,6 +122,29 @@ def test_closes_what_another_opened(shared):
     os.close(shared.pop())
 """
 
+# A fixture that stays gets the number of a descriptor that ends at its setup.
+TESTS_OF_A_NUMBER = """
+import os
+import pytest
+
+opened = []
+
+@pytest.fixture(scope="module")
+def shared():
+    opened.append(os.open(os.devnull, os.O_RDONLY))
+
+@pytest.fixture(scope="session")
+def staying():
+    os.close(opened.pop())
+    return os.pipe()
+
+def test_opens_for_the_module(shared):
+    pass
+
+def test_uses_what_stays(shared, request):
+    request.getfixturevalue("staying")
+"""
+
 
 def test_what_a_test_leaves_behind_is_named_and_what_ends_or_is_shared_is_not(
     tmp_path: Path,
@@ -129,6 +152,7 @@ def test_what_a_test_leaves_behind_is_named_and_what_ends_or_is_shared_is_not(
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_those.py").write_text(TESTS)
     (tmp_path / "test_together.py").write_text(TESTS_OF_A_MODULE)
+    (tmp_path / "test_number.py").write_text(TESTS_OF_A_NUMBER)
     options = (
         "-q",
         "-rfE",
