@@ -286,6 +286,7 @@ def mortals(url: str, tmp_path: Path, seconds: float, whole: str) -> dict[str, i
     command = [sys.executable, "-m", "tests.apps.mortal"]
     process = Process([*command, url, str(seconds), whole, str(tmp_path / "bodies")]).start()
     found = process.wait_for_log(r"^\{.*\}$", timeout=seconds + 30)[0]
+    process.wait()
     print(found)
     counts: dict[str, int] = json.loads(found)
     return counts

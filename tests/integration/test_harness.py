@@ -227,6 +227,7 @@ def test_a_log_line_that_never_comes_fails_with_the_log() -> None:
     with pytest.raises(AssertionError, match="only this"):
         process.wait_for_log("something else")
     assert process.wait_for_log("only (this)").group(1) == "this"
+    process.wait()
 
 
 def test_beat_sends_what_its_app_schedules(
