@@ -6,7 +6,8 @@ import shutil
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -80,6 +81,19 @@ class Ensemble(ABC):
     def resume(self, number: int) -> None:
         """SIGCONT: undo `pause`; the member then reads what was sent meanwhile."""
         self._members[number].cont()
+
+    @contextmanager
+    def paused(self, numbers: Iterable[int]) -> Iterator[None]:
+        """Some of them stand still; after that there is a leader."""
+        chosen = list(numbers)
+        for number in chosen:
+            self.pause(number)
+        try:
+            yield
+        finally:
+            for number in chosen:
+                self.resume(number)
+            self.leader()
 
     def alive(self, number: int) -> bool:
         """Whether a member's process exists."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -18,10 +19,13 @@ from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer
 from tests.harness.busy import busy
 from tests.harness.deliveries import wait_until
+from tests.harness.etcd import EtcdCluster
 from tests.harness.journal import Journal, events
 from tests.harness.keys import Keys
 from tests.harness.processes import kill_process
+from tests.harness.redlock_nodes import RedlockNodes
 from tests.harness.worker import CeleryWorker
+from tests.harness.zookeeper import ZooKeeperEnsemble
 
 LOSS = "tests.apps.loss"
 CRASH = "tests.apps.crash"
@@ -177,6 +181,7 @@ def away(server: PrivateServer, outage: str) -> Iterator[None]:
         pytest.param("stopped", "threads", marks=pytest.mark.slow),
         pytest.param("stopped", "solo", marks=pytest.mark.slow),
         pytest.param("stopped", "gevent", marks=pytest.mark.slow),
+        pytest.param("stopped", "eventlet", marks=pytest.mark.slow),
     ],
 )
 def test_a_body_that_ends_during_an_outage_frees_its_key_when_the_store_is_back(
@@ -189,20 +194,65 @@ def test_a_body_that_ends_during_an_outage_frees_its_key_when_the_store_is_back(
     outage: str,
     pool: str,
 ) -> None:
-    """Its marker is written then, so a redelivered message does not run again."""
+    environment["TTL"] = "60"
+    start_worker = partial(worker, LOSS, pool=pool)
+    outage_of_store = away(private_redis, outage)
+    assert_freed_after(outage_of_store, start_worker, load_app(LOSS), redis_client, journal)
+
+
+@pytest.fixture(params=["redlock", "etcd", "zookeeper"])
+def three_nodes(
+    request: pytest.FixtureRequest, environment: dict[str, str]
+) -> Iterator[RedlockNodes | EtcdCluster | ZooKeeperEnsemble]:
+    """The lock store is on three nodes."""
+    if request.param == "redlock":
+        with RedlockNodes(3) as nodes:
+            environment["LOCK_URL"] = nodes.url()
+            yield nodes
+    else:
+        shared: EtcdCluster | ZooKeeperEnsemble = request.getfixturevalue(request.param)
+        environment["LOCK_URL"] = shared.url(f"t{time.monotonic_ns()}")
+        yield shared
+
+
+@pytest.mark.slow
+def test_a_body_that_ends_without_a_majority_frees_its_key_when_there_is_one_again(
+    three_nodes: RedlockNodes | EtcdCluster | ZooKeeperEnsemble,
+    redis_client: redis.Redis,
+    worker: StartWorker,
+    load_app: LoadApp,
+    environment: dict[str, str],
+    journal: Journal,
+) -> None:
     environment["TTL"] = "60"
     loss = load_app(LOSS)
+    outage = three_nodes.paused([0, 1])
+    assert_freed_after(outage, partial(worker, LOSS), loss, redis_client, journal)
+    Runtime.of(loss.app).close()
+
+
+def assert_freed_after(
+    outage: AbstractContextManager[None],
+    start_worker: Callable[[], CeleryWorker],
+    loss: ModuleType,
+    broker: redis.Redis,
+    journal: Journal,
+) -> None:
+    """A body ends in the outage; after it, its key is free, and its marker is written.
+
+    So a redelivered message does not run again.
+    """
     result = loss.late.delay("k", "until_notified", 60)
-    [message] = redis_client.lrange("celery", 0, -1)
-    process = worker(LOSS, pool=pool)
+    [message] = broker.lrange("celery", 0, -1)
+    process = start_worker()
     journal.wait_for_starts(key="k")
-    with away(private_redis, outage):
+    with outage:
         journal.note("go on")
         assert not result.get(timeout=30)["lost"]
         process.wait_for_event(EventName.STORE_UNREACHABLE, action="released-later")
     Keys(loss.app).wait_until_free(loss.late.lock_key("k"), timeout=UNTIL_REPEATED)
     assert not process.events(EventName.RELEASE_FAILED)
-    redis_client.lpush("celery", message)
+    broker.lpush("celery", message)
     process.wait_for_event(EventName.DROPPED, task_id=result.id, reason="done")
     assert len(journal.runs("k")) == 1
 
