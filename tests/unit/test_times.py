@@ -250,7 +250,9 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("zone", ["America/Los_Angeles", "Asia/Tokyo"])
+@pytest.mark.parametrize(
+    "zone", ["America/Los_Angeles", pytest.param("Asia/Tokyo", marks=pytest.mark.slow)]
+)
 def test_a_local_time_in_djangos_database_is_no_utc(zone: str) -> None:
     """Read as UTC, a local time made a result older or newer than the call that it belongs to."""
     pytest.importorskip("django_celery_results")
