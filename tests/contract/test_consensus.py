@@ -106,6 +106,8 @@ def locker(store: Store) -> Iterator[Locker]:
     clock, events = SystemClock(), Events()
     heartbeat = Heartbeat(store, clock, events)
     yield Locker(store, clock, heartbeat, events)
+    for lease in list(heartbeat._leases):
+        heartbeat.discard(lease)
     heartbeat.close()
 
 
@@ -392,6 +394,7 @@ def test_a_log_handler_that_blocks_delays_no_renewal_in_etcd(etcd: EtcdCluster) 
             assert entered.wait(30), "the first renewal is logged"
             blocked_at = lease.valid_until
             wait_until(lambda: lease.valid_until > blocked_at + 3, "further ones follow")
+            heartbeat.discard(lease)
             heartbeat.close()
     finally:
         gate.set()
@@ -559,6 +562,7 @@ def test_an_ensemble_with_short_sessions_gives_shorter_leases() -> None:
         assert lease.remaining() <= 3.0
         time.sleep(9)  # longer than that session
         assert not lease.lost
+        heartbeat.discard(lease)
         heartbeat.close()
 
 

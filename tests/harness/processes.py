@@ -67,7 +67,8 @@ class Process:
     def start(self) -> Self:
         """Start it and return at once; `wait_for_log` waits until it has come somewhere."""
         self._popen = self._launch(tied_to_parent(self.command))
-        threading.Thread(target=self._read, args=(self._popen,), daemon=True).start()
+        name = reader_of(self.pid)
+        threading.Thread(target=self._read, args=(self._popen,), name=name, daemon=True).start()
         return self
 
     @property
@@ -295,6 +296,11 @@ class Process:
         with self._news:
             self._log_closed = True
             self._news.notify_all()
+
+
+def reader_of(pid: int) -> str:
+    """The name of the thread that reads what a `Process` prints."""
+    return f"output-of-{pid}"
 
 
 def is_running(pid: int) -> bool:

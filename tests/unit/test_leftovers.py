@@ -14,6 +14,7 @@ CONFTEST = """
 import subprocess, sys
 import pytest
 from tests.harness import leftovers
+from tests.harness.processes import Process
 
 leftovers.PATIENCE = 0.2
 pytest_configure = leftovers.pytest_configure
@@ -22,6 +23,12 @@ pytest_configure = leftovers.pytest_configure
 def session_file(tmp_path_factory):
     with open(tmp_path_factory.mktemp("session") / "file", "w") as file:
         yield file
+
+@pytest.fixture(scope="session")
+def session_server():
+    process = Process([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process.start()
+    process.kill()
 """
 
 TESTS = """
@@ -41,10 +48,6 @@ def test_leaves_listening_socket():
 def test_leaves_file():
     kept.append(open(os.devnull))
 
-@pytest.mark.slow
-def test_slow_ones_are_not_checked():
-    kept.append(open(os.devnull))
-
 def test_shares_a_task():
     @celery.shared_task(name="sync")
     def sync(): ...
@@ -58,6 +61,10 @@ def test_leaves_child():
 
 def test_of_a_session(session_file):
     session_file.write("text")
+
+def test_starts_a_server_of_the_session_again(session_server):
+    session_server.kill()
+    session_server.start()
 
 def test_waits_for_what_ends():
     threading.Thread(target=time.sleep, args=(0.1,)).start()
