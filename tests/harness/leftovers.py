@@ -226,6 +226,8 @@ class _Check:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
         result = yield
+        # The events of this test belong to its own log, not to that of the next one.
+        observers.flush(PATIENCE)
         if self._shared:
             return result
         vars(item).get("funcargs", {}).clear()
