@@ -5,6 +5,9 @@ message that was discarded (revoked, expired) is freed by the thread of the `Sto
 pool. The release of a dead child's lease is sent by the main thread, because the key must be free
 before Celery requeues the message. If the store does not answer, the queue repeats it, and takes
 the following ones at once.
+
+No observer of an event runs on the main thread here. One that blocks would delay the kill of a
+child whose key is marked as dying for a second, and another body could begin beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from ..core import observers
 from ..core.store import Store
 from ..runtime import Runtime
 
@@ -22,6 +26,7 @@ logger = logging.getLogger("celery_singleton_lock")
 TIMEOUT: Final = 1.0
 
 
+@observers.elsewhere()
 def ask(
     runtime: Runtime,
     what: str,

@@ -4,7 +4,7 @@ A body's first argument is its name, and that is its key, in one scope for all. 
 a gate (`tests.apps.gate`) until its test opens that.
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; HOLD_UP=1 has the publishing of `follower` wait at
-the gate of its name.
+the gate of its name; SLOW_OBSERVER=1: so does a receiver of `lease_freed`, at the gate of the key.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import redis
 from celery import Celery, signals
 
 from celery_singleton_lock import OnConflict, SingletonTask, current_lease, singleton_task
+from celery_singleton_lock.instrumentation import lease_freed
 from tests.apps.gate import Gate
 from tests.harness.journal import Journal
 
@@ -64,6 +65,20 @@ def breathe(task: Any, name: str) -> None:
 def limited(self: Any, name: str) -> None:
     """Its child is notified of nothing before it is killed: the next heartbeat is too far away."""
     breathe(self, name)
+
+
+@singleton_task(app=app, bind=True, key="{name}", scope=NAMES, ttl=60, time_limit=1)
+def limited_plainly(self: Any, name: str) -> None:
+    breathe(self, name)
+
+
+if os.environ.get("SLOW_OBSERVER") == "1":
+
+    @lease_freed.connect
+    def _observe(event: Any, **_: Any) -> None:
+        name = event.key.rpartition(":")[2]
+        journal.note("observing", key=name)
+        pass_gate(name)
 
 
 @singleton_task(

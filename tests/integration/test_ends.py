@@ -106,6 +106,24 @@ def test_no_body_starts_while_the_parent_reports_a_hard_time_limit_and_the_body_
     wait_until(lambda: kind_of(stage, name) is None, f"{name} is free")
 
 
+def test_a_slow_observer_of_a_freed_lease_delays_neither_the_kill_nor_its_worker(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """The worker's main thread finds it out, and kills the child afterwards."""
+    slow = stage.worker(concurrency=2, queues=[name], env={"SLOW_OBSERVER": "1"})
+    result = stage.app.limited_plainly.apply_async((name,), queue=name)
+    stage.journal.wait_for_starts(key=name)
+    competitor = stage.app.patient.delay(name)
+    wait_for_notes(stage, "observing", name)
+    with pytest.raises(TimeLimitExceeded):
+        result.get(timeout=SOON)
+    assert competitor.get(timeout=SOON) == name
+    beside = stage.app.skipping.apply_async((f"{name}-beside",), queue=name)
+    assert beside.get(timeout=SOON) == f"{name}-beside"
+    assert overlaps_of(stage, name) == []
+    slow.kill_group()
+
+
 @pytest.mark.slow
 def test_a_task_that_is_acknowledged_late_does_not_come_back_after_its_hard_time_limit(
     stage: Stage, name: str

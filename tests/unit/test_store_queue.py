@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import native, observers
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.store_queue import StoreQueue
 from celery_singleton_lock.errors import StoreUnavailable
@@ -221,6 +221,7 @@ def test_a_request_that_comes_on_top_of_a_thousand_is_reported_and_replaces_none
             60.0,
             lambda store, number=number: bench.asked.append(number),
         )
+    observers.flush(30)
     assert [record.getMessage() for record in caplog.records] == [
         "singleton: pid 999 died; it could not be freed (too many others wait for the store), and "
         "its ttl of 60 s frees it. To free it at once: celery -A ... singleton release"
@@ -246,6 +247,7 @@ def test_the_next_dead_child_does_not_wait_for_a_store_whose_queue_is_full(
         ask_store(bench.runtime, f"pid {number} died", 60.0, ask, given_up.append)
     assert len(tries) == 1
     assert given_up == ["too many others wait for the store"] * 2
+    observers.flush(30)
     messages = [record.getMessage() for record in caplog.records]
     assert all("could not be freed" in message for message in messages), messages
     assert len(messages) == 2
