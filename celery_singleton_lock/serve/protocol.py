@@ -2,11 +2,12 @@
 
 Guarantees
     A connection whose request has not arrived completely is closed after `REQUEST_TIMEOUT` to twice
-    that time, and at once when the server ends. One address has at most as many connections as the
-    options say. As many again are surplus: each is closed after one response, which is 503 except
-    for probes and scrapes (`http.Application`). Beyond that, the surplus connection that has waited
-    longest for its request is closed, so that a new one can send its own. The log has one warning
-    for each such address.
+    that time, and at once when the server ends. One whose response the client does not read is
+    closed after that time too. One address has at most as many connections as the options say. As
+    many again are surplus: each is closed after one response, which is 503 except for probes and
+    scrapes (`http.Application`). Beyond that, the surplus connection that has waited longest for
+    its request is closed, so that a new one can send its own. The log has one warning for each such
+    address.
 """
 
 from __future__ import annotations
@@ -62,10 +63,15 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def _is_open(self) -> bool:
-        return not self.transport.is_closing()
+        """Also while it is being closed: the response waits until the client reads it."""
+        return not self.transport.is_closing() or self._is_unread
+
+    @property
+    def _is_unread(self) -> bool:
+        return self.transport.get_write_buffer_size() > 0
 
     def _look(self, seen: Any) -> None:
-        """Look again later; close the connection if no request has arrived since the last look.
+        """Look again later; close the connection if nothing has happened since the last look.
 
         Args:
             seen: A tuple of the request that was incomplete or answered at the last look; it has
@@ -77,7 +83,10 @@ class BoundedProtocol(H11Protocol):
         request: Any = self.cycle
         is_waiting = request is None or request.more_body or request.response_complete
         if seen is not None and is_waiting and seen == (request,):
-            self.transport.close()
+            if self._is_unread:
+                self.transport.abort()  # close() would wait for the client
+            else:
+                self.transport.close()
             return
         self.loop.call_later(REQUEST_TIMEOUT, self._look, (request,) if is_waiting else None)
 

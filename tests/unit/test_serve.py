@@ -609,13 +609,19 @@ def test_a_head_request_has_no_body() -> None:
     assert dict(start["headers"])[b"content-length"] == b"3"
 
 
+#: Bytes of a response that fills the buffers of a connection, as the metrics of many tasks would.
+LONG = 20_000_000
+
+
 @pytest.fixture
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[uvicorn.Server, tuple[str, int]]]:
     """A server that answers each path, and waits for a request for some tenths of a second."""
     monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 0.2)
     protocol._warn.cache_clear()
     application = Application(
-        lambda request: Response.text("here"), quick={HEALTH}, exempt={HEALTH, METRICS}
+        lambda request: Response.text("x" * LONG if request.path == "/long" else "here"),
+        quick={HEALTH},
+        exempt={HEALTH, METRICS},
     )
     config = uvicorn.Config(application, http=protocol.bounded(2), lifespan="off", log_config=None)
     site = uvicorn.Server(config)
@@ -645,6 +651,20 @@ def test_a_request_that_does_not_arrive_does_not_keep_its_connection(
         client.sendall(part)
         while client.recv(4096):  # until the server closes it
             pass
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])  # the server closes the first by itself
+def test_a_response_that_is_not_read_does_not_keep_its_connection(
+    version: str, listening: tuple[uvicorn.Server, tuple[str, int]]
+) -> None:
+    opened: set[Any] = listening[0].server_state.connections
+    with socket.socket() as client:
+        client.settimeout(30)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(listening[1])
+        client.sendall(f"GET /long HTTP/{version}\r\nHost: a\r\n\r\n".encode())
+        assert client.recv(1), "it is being answered"
+        wait_until(lambda: not opened, "the server has closed it")
 
 
 def test_a_body_that_does_not_arrive_does_not_delay_the_end_of_the_server(
