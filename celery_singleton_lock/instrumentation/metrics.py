@@ -50,6 +50,10 @@ KNOWN: Final[Mapping[EventName, tuple[str, ...]]] = {
     EventName.RELEASE_FAILED: (),
     EventName.FREED: (),
     EventName.PUT_BACK: ("conflict",),
+    EventName.JOINED: (),
+    EventName.PUBLISHED: (),
+    EventName.STALLED: (),
+    EventName.REMOVED: ("cancelled", "revoked", "expired", "lost"),
     EventName.STORE_UNREACHABLE: (),
 }
 #: For each event its histogram: the name, the description, and the field of its data, in seconds.

@@ -490,6 +490,9 @@ def test_the_counters_of_a_task_begin_with_0_so_its_first_loss_is_an_increase() 
     outcome = {"task": "t", "outcome": "skip"}
     assert registry.get_sample_value("celery_singleton_conflicts_total", outcome) == 0
     assert registry.get_sample_value("celery_singleton_freed_total", {"task": "t"}) == 0
+    assert registry.get_sample_value("celery_singleton_stalls_total", {"task": "t"}) == 0
+    lost = {"task": "t", "reason": "lost"}
+    assert registry.get_sample_value("celery_singleton_removals_total", lost) == 0
 
 
 def test_a_call_that_is_put_back_again_is_one_conflict() -> None:
