@@ -7,9 +7,11 @@ learns of a loss sooner has noticed that a connection ended.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
@@ -215,6 +217,42 @@ def test_a_holder_is_notified_at_once_when_a_failover_has_lost_its_lease(
         assert lost.wait(17)  # the failover itself takes some seconds
         assert lease.loss is not None
         assert lease.loss.reason is LossReason.GONE
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_holder_is_notified_within_a_second_after_an_empty_server_accepts_connections(
+    process: Callable[[str], Process],
+) -> None:
+    with PrivateServer() as server:
+        worker, delays = process(server.url()), list[float]()
+        for _ in range(5):
+            _, lost = worker.hold()
+            server.restart(keep_data=False)
+            accepted = time.monotonic()
+            assert lost.wait(SOON)
+            delays.append(time.monotonic() - accepted)
+    assert median(delays) < 1, delays
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_holder_is_notified_within_a_second_after_a_failover(
+    process: Callable[[str], Process],
+) -> None:
+    delays = []
+    for _ in range(3):
+        with Sentinels() as servers:
+            worker, old = process(servers.url), servers.master()
+            worker.store.inspect(new_key())
+            cut_replication(old, servers.replicas())
+            _, lost = worker.hold()
+            old.kill()
+            servers.wait_until_promoted(old)
+            promoted = time.monotonic()
+            assert lost.wait(SOON)
+            delays.append(time.monotonic() - promoted)
+    assert median(delays) < 1, delays
 
 
 # --- what the end of a connection costs ----------------------------------------------------------
