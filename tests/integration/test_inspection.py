@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import FrozenInstanceError
@@ -38,6 +39,9 @@ from tests.harness.deliveries import wait_until
 
 POOLS = "tests.apps.pools"
 BRIEF = f"{POOLS}.brief"
+#: Seconds. An explanation waits for three, and the rest is for a loaded machine; Celery waits for
+#: half a minute and more.
+BOUNDED = 15.0
 
 
 class Stage:
@@ -280,11 +284,28 @@ def test_explain_without_a_broker_says_that_no_worker_was_asked(fault: str) -> N
         app = Celery("cut-off", broker=broker.url(), set_as_current=False)
         app.conf.singleton_lock_url = locks.url()
         broker.pause() if fault == "stopped" else broker.kill()
+        began = time.monotonic()
         found = inspection.explain(app, "some-id", timeout=0.1)
+        assert time.monotonic() - began < BOUNDED
         assert found.fate is inspection.Fate.UNKNOWN
         assert "The broker does not answer, so the workers were not asked." in found.sentences
         # The thread that asks the broker ends when it answers.
         broker.resume() if fault == "stopped" else broker.start()
+        Runtime.of(app).close()
+
+
+@pytest.mark.parametrize("fault", ["stopped", "killed"])
+def test_explain_without_a_result_backend_says_that_the_result_is_unknown(fault: str) -> None:
+    with PrivateServer() as results, PrivateServer() as locks:
+        app = Celery("cut-off", broker="memory://", backend=results.url(), set_as_current=False)
+        app.conf.singleton_lock_url = locks.url()
+        results.pause() if fault == "stopped" else results.kill()
+        began = time.monotonic()
+        found = inspection.explain(app, "some-id", timeout=0.1)
+        assert time.monotonic() - began < BOUNDED
+        assert found.fate is inspection.Fate.UNKNOWN
+        assert "the result backend failed" in " ".join(found.sentences)
+        results.resume() if fault == "stopped" else results.start()
         Runtime.of(app).close()
 
 
