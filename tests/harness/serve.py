@@ -7,9 +7,10 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
-from tests.harness.processes import TIMEOUT, Process
+from tests.harness.processes import ROOT, TIMEOUT, Process
 
 
 class ServeProcess(Process):
@@ -19,13 +20,19 @@ class ServeProcess(Process):
         app: The module of the app.
         env: As of `Process`.
         args: More arguments.
+        cwd: As of `Process`.
     """
 
     def __init__(
-        self, app: str, *, env: Mapping[str, str | None] | None = None, args: Sequence[str] = ()
+        self,
+        app: str,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        args: Sequence[str] = (),
+        cwd: Path = ROOT,
     ) -> None:
         command = [sys.executable, "-m", "celery", "-A", app, "singleton", "serve", "--port", "0"]
-        super().__init__([*command, *args], env=env, name="serve")
+        super().__init__([*command, *args], env=env, name="serve", cwd=cwd)
         self.url = ""
 
     def wait_until_ready(self, timeout: float = TIMEOUT) -> Self:

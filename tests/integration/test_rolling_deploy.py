@@ -26,6 +26,7 @@ from tests.harness.journal import Journal, most_at_once
 from tests.harness.keys import EVERY_NAME
 from tests.harness.processes import ROOT
 from tests.harness.rabbit import RabbitServer
+from tests.harness.serve import ServeProcess
 from tests.harness.ticks import Ticks, faults, longest_gap
 from tests.harness.versions import (
     DEPLOYED,
@@ -87,6 +88,12 @@ class Deploy:
 
     def worker(self, root: Path, **options: Any) -> CeleryWorker:
         return self._start(APP, cwd=root, env=imports_from(root), **options)
+
+    def serve(self, root: Path) -> ServeProcess:
+        env = {**self._environment, **imports_from(root)}
+        process = ServeProcess(APP, env=env, cwd=root).start()
+        self._stack.callback(process.kill_group)
+        return process.wait_until_ready()
 
     def publisher(self, root: Path) -> Publisher:
         publisher = self._stack.enter_context(Publisher(root, APP, self._environment))
@@ -247,6 +254,28 @@ def test_a_crowd_of_both_versions_loses_nothing(
         for reader, copies in ((deploy.second, put_back[0]), (deploy.first, put_back[1]))
     ]
     assert all(crossed), "no copy that one version put back was read by the other"
+
+
+def test_what_a_worker_does_is_counted_by_serve_of_the_other_version(
+    deploy: Deploy, result: Callable[[str], Any], gates: Callable[[str], None]
+) -> None:
+    server = deploy.serve(deploy.second)
+    wait_until(lambda: server.sample("events_up") == 1, "it is connected")
+    deploy.worker(deploy.first, concurrency=4, args=["-E"])
+    publisher = deploy.publisher(deploy.first)
+    holder = publisher.send("work", "held", "gate")
+    ran = publisher.send_all([("work", f"n{number}") for number in range(20)])
+    assert not any(is_skipped(result(task_id)) for task_id in ran)
+    assert is_skipped(result(publisher.send("work", "held")))
+    gates("gate")
+    result(holder)
+    task, each = f"{APP}.work", ("acquisitions_total", "releases_total", "hold_seconds_count")
+
+    def counts() -> list[float]:
+        return [server.sample(name, task=task) for name in each]
+
+    wait_until(lambda: counts() == [21] * len(each), "each lease is counted")
+    assert server.sample("conflicts_total", task=task, outcome="skip") == 1
 
 
 @pytest.mark.parametrize("runs_on", ["first", "second"])
