@@ -113,6 +113,25 @@ def test_flask_keeps_its_context_and_shares_the_lock(
     page.check()
 
 
+#: Calls of the Flask example whose order is no number, or a very long one; their statuses.
+OUT_OF_BOUNDS = """
+from shop import flask_app
+client = flask_app.test_client()
+for order in ("-1", "1.5", "nan", "9" * 300, "9" * 4000, "9" * 5000):
+    for do in ("charge", "refund"):
+        print(client.post(f"/orders/{order}/{do}").status_code)
+"""
+
+
+def test_flask_answers_no_order_with_a_failure_of_the_server(
+    tmp_path: Path, redis_url: str
+) -> None:
+    Page("how-to/flask.md", tmp_path, redis_url).write()
+    done = run("-c", OUT_OF_BOUNDS, folder=tmp_path)
+    found = done.stdout.split()
+    assert found == [*["404"] * 6, *["202", "200"] * 2, *["404"] * 2], done.stderr
+
+
 @pytest.mark.slow
 def test_a_worker_killed_after_its_result_causes_no_second_run(
     tmp_path: Path, redis_url: str, worker: Callable[..., CeleryWorker]

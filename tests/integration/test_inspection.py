@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -267,6 +268,17 @@ def test_without_the_right_to_scan_a_full_key_is_found_and_a_short_one_is_refuse
             ):
                 with pytest.raises(StoreError, match=r"give the full key .*, or grant \+scan"):
                     find(app, name)
+            for refused in (
+                ("ls",),
+                ("show", "account:42"),
+                ("release", "account:42", "--yes"),
+                ("release", "--scope", "billing", "--yes"),
+                ("explain", lease.token.task_id, "--timeout", "0.1"),
+            ):
+                answer = run_here(app, *refused)
+                assert answer.status == 1, refused
+                assert re.search(r"give the full key .*, or grant \+scan", answer.err), refused
+            assert run_here(app, "show", lease.key).status == 0
         assert inspection.find_key(app, lease.key) is None
         calls = Calls(Runtime.of(app).store)
         calls.key = lease.key
