@@ -65,21 +65,27 @@ class AheadClock(SystemClock):
 class PausedClock(AheadClock):
     """Its sleepers wake when a test lets time pass."""
 
-    __slots__ = ("_passed",)
+    __slots__ = ("_changed", "_sleepers")
 
     def __init__(self) -> None:
         super().__init__()
-        self._passed = threading.Condition()
+        self._changed = threading.Condition()
+        self._sleepers = 0
 
     def let_pass(self, seconds: float) -> None:
-        with self._passed:
+        """Once a thread sleeps: its sleep must not begin afterwards."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._sleepers, timeout=60)
             self.ahead += seconds
-            self._passed.notify_all()
+            self._changed.notify_all()
 
     def sleep(self, seconds: float) -> None:
-        until = self.now() + seconds
-        with self._passed:
-            assert self._passed.wait_for(lambda: self.now() >= until, timeout=60)
+        with self._changed:
+            until = self.now() + seconds
+            self._sleepers += 1
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self.now() >= until, timeout=60)
+            self._sleepers -= 1
 
 
 @pytest.fixture
