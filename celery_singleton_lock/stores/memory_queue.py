@@ -160,7 +160,7 @@ class MemoryCallQueue(CallQueue):
             kept = Relation.QUEUED if is_kept else Relation.UNQUEUED
             is_newer = call is not None and call.number < number
             if is_newer or (head is not None and head is not call):
-                return Refused(relation=kept)
+                return Refused(relation=kept, record=self._inspect(key))
             has_begun = call is not None and call.state == "b" and call.number == number
             begins_twice = has_begun and not request.late and self._inspect(key) is None
             if call and begins_twice and call.nonce not in request.asked:

@@ -101,6 +101,22 @@ def test_only_the_head_of_the_queue_is_granted(calls: Calls) -> None:
     calls.begin(second)
 
 
+def test_a_call_that_has_to_wait_is_told_which_lease_holds_the_key(calls: Calls) -> None:
+    """So that its worker can free the lease of a process that is dead."""
+    first, second = calls.joined(2)
+    for token in (second, new_token()):
+        reply = calls.ask(token)
+        assert isinstance(reply, Refused)
+        assert reply.record is None, "the key is free"
+    calls.begin(first)
+    retry = new_token(first.task_id, retries=1)
+    for token in (second, new_token(), retry):
+        reply = calls.ask(token)
+        assert isinstance(reply, Refused)
+        assert reply.record is not None
+        assert (reply.record.kind, reply.record.token) == (Kind.LEASE, str(first))
+
+
 def test_a_call_without_a_place_waits_behind_those_that_have_one(calls: Calls) -> None:
     (first,) = calls.joined(1)
     other = new_token()

@@ -265,6 +265,54 @@ def test_calls_that_wait_run_when_a_client_without_a_place_has_found_the_holder_
     assert numbers(stage, name) == [0, 1, 2, 3]
 
 
+@pytest.mark.skipif(not identity_of_this_process(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("kind", ["early", "late"])
+def test_calls_that_wait_run_when_a_message_has_found_the_holder_dead(
+    stage: Stage, worker: CeleryWorker, kind: str, name: str, consume: Consume
+) -> None:
+    """A call that is made proves no death: its message is in the store, and not in a worker."""
+    other = consume(name)
+    task = getattr(stage.app, f"patient_{kind}")
+    first = task.apply_async((name, 0, name), queue=name)
+    begun(stage, name, 0)
+    results = three_waiting(stage, name)
+    power_cut(other, stage.journal)
+    stage.open(name)
+    results.append(stage.app.early.delay(name, 4))
+    key = task.lock_key(name, 0)
+    assert stage.redis.pttl(key) > 60_000
+    also_consume(stage, worker, name)
+    results.append(stage.app.app.send_task(stage.app.early.name, (name, 5)))
+    assert ended(results) == [1, 2, 3, 4, 5]
+    runs = [0, 1, 2, 3, 4, 5] if kind == "early" else [0, 0, 1, 2, 3, 4, 5]
+    assert numbers(stage, name) == runs
+    if kind == "early":
+        with pytest.raises(WorkerLostError, match="acknowledged"):
+            first.get(timeout=30)
+    else:
+        assert first.get(timeout=30) == 0
+
+
+@pytest.mark.skipif(not identity_of_this_process(), reason="needs Linux's /proc")
+def test_a_second_copy_of_an_early_call_does_not_begin_after_the_death_of_the_first(
+    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
+) -> None:
+    task = stage.app.patient_early
+    first = task.apply_async((name, 0, name), queue=name)
+    second = stage.app.early.delay(name, 1)
+    (copy,) = stage.redis.lrange(name, 0, -1)
+    other = consume(name)
+    begun(stage, name, 0)
+    power_cut(other, stage.journal)
+    stage.redis.rpush(name, copy)  # now: the worker would have fetched it
+    stage.open(name)
+    also_consume(stage, worker, name)
+    with pytest.raises(WorkerLostError, match="acknowledged"):
+        first.get(timeout=30)
+    assert second.get(timeout=30) == 1
+    assert numbers(stage, name) == [0, 1]
+
+
 # Ends of calls that no body returns from.
 
 

@@ -22,7 +22,10 @@ local age = call and q.age(call, nesting, retries, sequence)
 if call and (age > 0 or call.letter == 'x') then return {'superseded'} end
 local kept = call and age == 0 and q.message(task) and 'queued' or 'unqueued'
 -- A call keeps its place only with the message of its newest attempt: that joins before its body begins.
-if (head and head ~= task) or (call and age < 0) then return {kept} end
+if (head and head ~= task) or (call and age < 0) then
+  local value = redis.call('GET', key)
+  return value and {kept, key, value, redis.call('PTTL', key)} or {kept}
+end
 -- A delivery whose request got no reply may have been granted the lease; it knows that no body began.
 if call and call.letter == 'b' and age == 0 and late == '0' and redis.call('EXISTS', key) == 0
   and not string.find(asked, ' ' .. call.nonce .. ' ', 1, true) then
