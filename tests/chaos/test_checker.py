@@ -1179,6 +1179,51 @@ def test_two_deliveries_of_the_newest_call_are_in_order() -> None:
     assert story.body("b", 5, 6, job="new", task="latest", pid=2).kinds() == []
 
 
+# Calls in the queue of a key.
+
+
+def in_queue(
+    first: str,
+    second: str,
+    *,
+    task: str = "queued",
+    placed: bool = True,
+    made: Sequence[float] = (1, 2),
+) -> Story:
+    """The calls `a` and `b`, whose bodies begin in the order given."""
+    story = Story()
+    for job, entered in zip("ab", made, strict=True):
+        story.published(job, task, at=entered)
+        story.add("returned", entered + 0.5, task_id=job, entered=entered, placed=placed)
+    for run, job, begin in (("1", first, 3), ("2", second, 5)):
+        story.body(run, begin, begin + 1, job=job, task=task)
+    return story
+
+
+def test_a_call_that_begins_after_one_that_was_made_later_is_found() -> None:
+    assert in_queue("a", "b").kinds() == []
+    assert in_queue("b", "a").kinds() == [Kind.ORDER]
+    assert in_queue("b", "a", placed=False).kinds() == []
+    assert in_queue("b", "a", task="late").kinds() == []
+    verdict = in_queue("b", "a").add("loss", 4.5, mark="m").judge()
+    assert (verdict.violations, sum(verdict.excused.values())) == ((), 1)
+
+
+def test_calls_that_were_made_at_one_time_may_run_in_any_order() -> None:
+    assert in_queue("b", "a", made=(1, 1.25)).kinds() == []
+
+
+def test_a_call_that_is_acknowledged_early_and_begins_twice_is_found() -> None:
+    story = in_queue("a", "b", task="queued_early")
+    assert story.body("3", 7, 8, job="b", task="queued_early").kinds() == [Kind.RUN_AGAIN]
+
+
+def test_a_call_that_begins_although_it_was_refused_is_found() -> None:
+    for known, kinds in ((True, [Kind.ORDER]), (False, [])):
+        story = Story().published("a", "queued", at=1).add("unsent", 2, task_id="a", known=known)
+        assert story.body("1", 3, 4, job="a", task="queued").kinds() == kinds
+
+
 # The newest arguments.
 
 
