@@ -238,14 +238,16 @@ def test_a_broker_that_does_not_answer_neither_fails_nor_delays_the_end_of_a_cal
         PrivateServer() as broker,
         open_stage(redis_url, tmp_path, APP, {"BROKER_URL": broker.url()}) as stage,
     ):
-        stage.worker(concurrency=1)
+        worker = stage.worker(concurrency=1)
         first = running(stage, name)
         second = stage.app.early.delay(name, 1)
         broker.pause()
         stage.open(name)
         assert first.get(timeout=30) == 0
+        worker.wait_for_log("could not publish .*, the next call of")
+        assert not stage.redis.exists(stage.app.early.lock_key(name, 0)), "its key is free"
         broker.resume()
-        assert second.get(timeout=60) == 1
+        assert second.get(timeout=30) == 1, "it was due again in a second"
         assert bodies(stage, name) == [(name, 0), (name, 1)]
 
 

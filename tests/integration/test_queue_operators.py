@@ -357,8 +357,22 @@ def test_a_chord_counts_a_cancelled_call(stage: Stage, worker: CeleryWorker, nam
     assert inspection.cancel(stage.app.app, call)
     stage.open(name)
     assert first.get(timeout=60) == 0
-    with pytest.raises(Exception, match="taken out"):
-        whole.get(timeout=60)
+    # Not by `get`, which raises the error of the part though its chord waits.
+    wait_until(lambda: whole.state == "FAILURE", "the chord has ended")
+    assert "taken out" in str(whole.result)
+
+
+def test_a_chord_counts_a_call_that_is_lost_with_its_worker(
+    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
+) -> None:
+    other = consume(name)
+    lost = stage.app.early.si(name, 0, name).set(queue=name)
+    header = [lost, stage.app.early.si(f"{name}-other", 1)]
+    whole = chord(header, stage.app.early.si(f"{name}-body", 2)).delay()
+    begun(stage, name, 0)
+    power_cut(other, stage.journal)
+    wait_until(lambda: whole.state == "FAILURE", "the chord has ended")
+    assert "acknowledged" in str(whole.result)
 
 
 def test_the_claim_of_a_cancelled_call_is_freed(
