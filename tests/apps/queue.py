@@ -216,9 +216,17 @@ def rejecting(self: Any, name: str, number: int) -> int:
     raise Reject("no")
 
 
-@singleton_task(**{**options, "on_conflict": OnConflict.queue(max_waiting=2), "scope": "few"})
-def few(self: Any, name: str, number: int, gate: str | None = None) -> int:
-    return work(self, name, number, gate)
+limited = options["on_conflict"] if os.environ.get("OFF") else OnConflict.queue(max_waiting=2)
+
+
+@singleton_task(**{**options, "on_conflict": limited, "scope": "few"})
+def few(
+    self: Any, name: str, number: int, gate: str | None = None, retry_as: str | None = None
+) -> int:
+    work(self, name, number, gate)
+    if retry_as is not None:
+        raise self.retry(args=(retry_as, number), kwargs={}, countdown=0)
+    return number
 
 
 @app.task(bind=True)

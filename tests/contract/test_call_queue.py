@@ -6,7 +6,7 @@ On Redis and Valkey, behind Sentinels and in a cluster.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -928,14 +928,26 @@ def test_a_number_is_given_once_though_the_queue_was_empty_meanwhile(
     assert numbers == sorted(set(numbers))
 
 
-def test_a_full_server_refuses_joins_and_drains_the_queue(
-    on_server: Calls, client: redis.Redis
-) -> None:
-    tokens = on_server.joined(3)
+@contextmanager
+def full(client: redis.Redis) -> Iterator[None]:
+    """No command that needs memory is carried out first in a script, or alone."""
     client.config_set("maxmemory", "1")
     try:
+        yield
+    finally:
+        client.config_set("maxmemory", "0")
+
+
+def test_a_full_server_refuses_joins_runs_calls_of_other_keys_and_drains_the_queue(
+    on_server: Calls, client: redis.Redis
+) -> None:
+    tokens, with_place = on_server.joined(3), Calls(on_server.store)
+    (other,) = with_place.joined(1)
+    with full(client):
         with pytest.raises(StoreError, match="maxmemory"):
             on_server.join(new_token())
+        with_place.begin(other)
+        Calls(on_server.store).begin(new_token())  # it has no place, and its key is free
         for token in tokens:
             on_server.begin(token)
             reserved = {"become": Kind.RESERVED, "become_ttl": LONG}
@@ -944,5 +956,14 @@ def test_a_full_server_refuses_joins_and_drains_the_queue(
             assert on_server.join(again) is Place.HINTED, "it has a place"
             on_server.begin(again)
             on_server.end(again)
-    finally:
-        client.config_set("maxmemory", "0")
+
+
+def test_calls_are_taken_out_and_published_again_by_a_full_server(
+    on_server: Calls, client: redis.Redis
+) -> None:
+    first, second = on_server.joined(2)
+    with full(client):
+        assert isinstance(on_server.queue.leave(on_server.key, first.task, timeout=TIMEOUT), Hint)
+        assert of(second, on_server.remove(first)[1])
+        on_server.queue.defer(on_server.key, seconds=0.0, timeout=TIMEOUT)
+        assert of(second, on_server.hinted_by_look(), copies=2)

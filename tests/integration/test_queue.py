@@ -10,12 +10,18 @@ import sys
 from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery, chain, group
-from celery.exceptions import NotRegistered, TaskRevokedError, WorkerLostError
+from celery.exceptions import (
+    NotRegistered,
+    SoftTimeLimitExceeded,
+    TaskRevokedError,
+    WorkerLostError,
+)
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
@@ -169,6 +175,15 @@ def test_a_message_without_a_place_runs_at_once_if_the_key_is_free(
     result = stage.app.app.send_task(stage.app.early.name, (name, 0))
     assert result.get(timeout=30) == 0
     wait_until(lambda: not in_queue(stage, name), "it has ended")
+
+
+@pytest.mark.parametrize("timed", [{"countdown": 3600}, {"eta": datetime(2999, 1, 1, tzinfo=UTC)}])
+def test_a_call_with_a_countdown_keeps_no_other_waiting(
+    stage: Stage, worker: CeleryWorker, name: str, timed: dict[str, Any]
+) -> None:
+    stage.app.early.apply_async((name, 0), queue=name, **timed)
+    assert in_queue(stage, name) == 0, "its place is that of its arrival"
+    assert stage.app.early.delay(name, 1).get(timeout=30) == 1
 
 
 def test_the_links_of_a_chain_in_one_key_run_in_order(
@@ -806,12 +821,80 @@ def test_a_call_that_the_broker_refuses_leaves_no_place(
     assert numbers(stage, name) == [1]
 
 
+@pytest.mark.parametrize(
+    ("part", "step"),
+    [(RedisCallQueue, "join"), (StoredMessage, "publish")],
+    ids=["join", "publish"],
+)
+def test_a_call_whose_publication_is_interrupted_leaves_no_place(
+    stage: Stage,
+    worker: CeleryWorker,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    part: Any,
+    step: str,
+) -> None:
+    """By the soft time limit of the task that makes the call."""
+    take = getattr(part, step) if part is RedisCallQueue else lambda *_, **__: None
+
+    def interrupt(*args: Any, **options: Any) -> None:
+        take(*args, **options)
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(part, step, interrupt)
+    with pytest.raises(SoftTimeLimitExceeded):
+        stage.app.early.delay(name, 0)
+    assert in_queue(stage, name) == 0
+    monkeypatch.undo()
+    assert stage.app.early.delay(name, 1).get(timeout=30) == 1
+    assert numbers(stage, name) == [1]
+
+
+def test_a_call_behind_one_that_the_broker_refuses_runs_at_once(
+    stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has joined meanwhile."""
+    remove, behind = RedisCallQueue.remove, []
+
+    def after_another_join(*args: Any, **options: Any) -> Any:
+        behind.append(stage.app.early.delay(name, 1))
+        return remove(*args, **options)
+
+    with monkeypatch.context() as patched, unreachable_broker() as connection:
+        patched.setattr(RedisCallQueue, "remove", after_another_join)
+        with pytest.raises(OperationalError):
+            stage.app.early.apply_async((name, 0), connection=connection)
+    assert behind[0].get(timeout=30) == 1
+    assert numbers(stage, name) == [1]
+
+
 def test_a_join_without_a_reply_is_repeated_and_its_call_runs_once(
     stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lose_replies(monkeypatch, "join", 1)
     results = [stage.app.early.delay(name, number) for number in (0, 1)]
     assert ended(results) == [0, 1]
+    assert numbers(stage, name) == [0, 1]
+
+
+def test_a_join_that_is_repeated_after_the_end_of_its_call_makes_no_second_run(
+    stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join, lost = RedisCallQueue.join, []
+
+    def without_reply(*args: Any, **options: Any) -> Any:
+        reply = join(*args, **options)
+        if not lost:
+            lost.append(reply)
+            make_due(stage, name)
+            wait_until(lambda: not in_queue(stage, name), "a look has published it, and it has run")
+            raise StoreUnavailable("no reply")
+        return reply
+
+    monkeypatch.setattr(RedisCallQueue, "join", without_reply)
+    results = [stage.app.early.delay(name, number) for number in (0, 1)]
+    assert [result.get(timeout=30) for result in results] == [0, 1]
+    assert lost
     assert numbers(stage, name) == [0, 1]
 
 
@@ -1054,6 +1137,21 @@ def test_a_full_queue_raises_where_the_call_is_made(
         sent.get(timeout=30)
     stage.open(name)
     assert ended(results) == [0, 1]
+
+
+@pytest.mark.parametrize("env", [{}, {"NO_JOIN": "1"}], ids=["joins-at-publish", "at-the-worker"])
+def test_a_retry_takes_a_place_in_a_full_queue(
+    stage: Stage, worker: CeleryWorker, name: str, consume: Consume, env: dict[str, str]
+) -> None:
+    """Started work is never refused. The retry has another key than its call."""
+    full = f"{name}-full"
+    results = [running(stage, full, stage.app.few), stage.app.few.delay(full, 1)]
+    consume(name, env=env)
+    results.append(stage.app.few.apply_async((name, 2), {"retry_as": full}, queue=name))
+    wait_until(lambda: in_queue(stage, full, stage.app.few) == 3, "the retry has a place")
+    stage.open(full)
+    assert ended(results) == [0, 1, 2]
+    assert numbers(stage, full) == [0, 1, 2]
 
 
 def test_a_call_is_not_published_while_the_store_is_down(

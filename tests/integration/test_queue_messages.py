@@ -6,6 +6,7 @@ import json
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,18 @@ import celery
 import pytest
 import redis
 from celery import chain, chord, group
+from celery.exceptions import TaskRevokedError, WorkerLostError
 from kombu import Connection, Exchange, Queue
 
+from celery_singleton_lock import inspection
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.redis.call_queue import RedisCallQueue
 from celery_singleton_lock.worker.queue_look import QueueLook
 from example_project.private_server import PrivateServer
 from tests.harness.app_module import fresh_module
+from tests.harness.bodies import power_cut
 from tests.harness.cluster import Cluster
 from tests.harness.worker import CeleryWorker
 from tests.integration.conftest import Consume
@@ -106,6 +111,25 @@ def test_results_are_sent_to_the_caller_of_a_call_that_waited(
     with fresh_module(APP, env) as publisher:
         results = [publisher.early.apply_async((name, n), queue=name) for n in range(3)]
         assert ended(results) == [0, 1, 2]
+
+
+def test_results_of_calls_without_a_body_are_sent_to_their_callers(
+    redis_url: str, tmp_path: Path, name: str
+) -> None:
+    """One is cancelled, the other is lost with its worker. `rpc://` needs the stored message."""
+    with open_stage(redis_url, tmp_path, APP, {"RESULTS": "rpc://"}) as stage:
+        first_worker = stage.worker(concurrency=1)
+        lost = running(stage, name)
+        cancelled = stage.app.early.delay(name, 1)
+        call = inspection.find_call(stage.app.app, cancelled.id)
+        assert call is not None
+        assert inspection.cancel(stage.app.app, call)
+        power_cut(first_worker, stage.journal)
+        stage.worker(concurrency=1)
+        with pytest.raises(TaskRevokedError, match="taken out"):
+            cancelled.get(timeout=30)
+        with pytest.raises(WorkerLostError, match="acknowledged"):
+            lost.get(timeout=30)
 
 
 def test_priorities_are_of_keys_not_of_the_calls_of_one(
@@ -339,6 +363,55 @@ def test_each_look_declares_what_the_broker_has_lost_since_the_last_one(
 
             wait_until(is_published, "it is published again")
             assert stage.redis.llen(name) == 1
+
+
+def test_a_look_asks_for_some_of_many_shards_and_in_time_for_all(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster has 256: workers that asked for all each second would keep its nodes busy."""
+    runtime = Runtime.of(stage.app.app)
+    keyspace = replace(runtime.keyspace, shards=256)
+    monkeypatch.setattr(runtime, "keyspace", keyspace)
+    asked: list[str] = []
+
+    def due(_: Any, shard: str, **options: Any) -> list[str]:
+        asked.append(shard)
+        return []
+
+    monkeypatch.setattr(RedisCallQueue, "due", due)
+    look = QueueLook(stage.app.app, lambda: runtime.store, lambda: False)
+    look.look()
+    assert len(asked) == len(set(asked)) == 12
+    for _ in range(500):  # each shard is missed by all with a probability of 1e-11
+        look.look()
+    assert set(asked) == set(keyspace.all_shards())
+
+
+def test_a_worker_without_the_option_looks_at_the_queues_when_it_starts(
+    redis_url: str, tmp_path: Path, name: str
+) -> None:
+    """No message is left in the broker, and the option was switched off meanwhile."""
+    with open_stage(redis_url, tmp_path, APP) as stage:
+        results = unconsumed(stage, name, 2)
+        assert stage.redis.delete(name) == 1
+        make_due(stage, name)
+        stage.worker(concurrency=1, queues=[name], env={"OFF": "1"})
+        assert [result.get(timeout=30) for result in results] == [0, 1]
+
+
+def test_a_store_that_is_emptied_loses_the_calls_that_wait_and_no_key_is_stuck(
+    redis_url: str, tmp_path: Path, private_redis: PrivateServer, name: str
+) -> None:
+    env = {"LOCK_URL": private_redis.url()}
+    with open_stage(redis_url, tmp_path, APP, env) as stage:
+        published, _ = unconsumed(stage, name, 2)
+        with redis.Redis.from_url(private_redis.url()) as locks:
+            locks.flushall()
+        stage.worker(concurrency=1, queues=[name])
+        assert published.get(timeout=30) == 0, "its message is in the broker"
+        following = stage.app.early.apply_async((name, 2), queue=name)
+        assert following.get(timeout=30) == 2
+        assert bodies(stage, name) == [(name, 0), (name, 2)]
 
 
 @pytest.mark.slow
