@@ -60,6 +60,9 @@ logger = logging.getLogger("celery_singleton_lock")
 
 # Seconds for which a key is marked as dying. Celery sends TERM, waits 0.1 s, and sends KILL.
 _DYING_SECONDS: Final = 1.0
+# Seconds to wait for the reply to the mark. The store may have set it although the reply is lost,
+# and the child is killed after this: two tries and the kill must end before the mark does.
+_DYING_TIMEOUT: Final = 0.3
 # What the store's replies to a release mean for the log.
 _REPLIES: Final = {
     ReleaseReply.OURS: "its lease is released",
@@ -276,10 +279,11 @@ def _release(store: Store, *, call: Release, end: _End) -> None:
 
     The parent's connection is idle between the deaths of two children.
     """
+    timeout = _DYING_TIMEOUT if call.become else TIMEOUT
     try:
-        reply = store.release(call, timeout=TIMEOUT)
+        reply = store.release(call, timeout=timeout)
     except StoreUnavailable as exc:
         if not exc.was_idle:
             raise
-        reply = store.release(call, timeout=TIMEOUT)
+        reply = store.release(call, timeout=timeout)
     end.reply(reply)

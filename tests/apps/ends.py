@@ -4,7 +4,8 @@ A body's first argument is its name, and that is its key, in one scope for all. 
 a gate (`tests.apps.gate`) until its test opens that.
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; HOLD_UP=1 has the publishing of `follower` wait at
-the gate of its name; SLOW_OBSERVER=1: so does a receiver of `lease_freed`, at the gate of the key.
+the gate of its name; SLOW_OBSERVER=1: so does a receiver of `lease_freed`, at the gate of the key;
+LOCK_URL, another way to the store.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ NAMES = "names"
 
 app = Celery("ends", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
 app.conf.update(broker_connection_retry_on_startup=True)
+if "LOCK_URL" in os.environ:
+    app.conf.singleton_lock_url = os.environ["LOCK_URL"]
 
 journal = Journal.from_env()
 

@@ -17,6 +17,7 @@ from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -25,12 +26,13 @@ from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
 from celery_singleton_lock import OnConflict, hold, is_skipped
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.lease import Holder
+from celery_singleton_lock.core.lease import Holder, Kind
 from celery_singleton_lock.core.store import Acquire, Granted
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import new_token
 from example_project.private_server import PrivateServer
+from tests.chaos import proxy
 from tests.harness.deliveries import RedisBroker, reported
 from tests.harness.journal import Record, overlaps
 from tests.harness.keys import name_in_store
@@ -122,6 +124,31 @@ def test_a_slow_observer_of_a_freed_lease_delays_neither_the_kill_nor_its_worker
     assert beside.get(timeout=SOON) == f"{name}-beside"
     assert overlaps_of(stage, name) == []
     slow.kill_group()
+
+
+@pytest.mark.slow
+def test_a_body_is_killed_before_its_mark_ends_though_the_replies_of_the_store_are_lost(
+    stage: Stage, name: str
+) -> None:
+    """The mark is in the store for a second, and its reply is awaited before the kill."""
+    url = stage.environment["RESULT_URL"]
+    port = urlsplit(url).port or 6379
+    with proxy.Proxy(port) as link:
+        through = {"LOCK_URL": url.replace(f":{port}", f":{link.port}")}
+        stage.worker(concurrency=1, queues=[name], env=through)
+        before = stage.app.limited_plainly.apply_async((f"{name}-before",), queue=name)
+        with pytest.raises(TimeLimitExceeded):  # now the worker's parent is connected
+            before.get(timeout=SOON)
+        result = stage.app.limited_plainly.apply_async((name,), queue=name)
+        stage.journal.wait_for_starts(key=name)
+        link.set(proxy.Mode(kind=proxy.Kind.NO_REPLIES))
+        wait_until(lambda: kind_of(stage, name) == Kind.DYING, "the mark is in the store")
+        marked = time.monotonic()
+        with pytest.raises(TimeLimitExceeded):
+            result.get(timeout=SOON)
+        wait_until(lambda: kind_of(stage, name) != Kind.DYING, "the mark has ended")
+        assert max(last_breaths(stage, name).values()) < marked + 0.9
+        link.set(proxy.Mode())
 
 
 @pytest.mark.slow
