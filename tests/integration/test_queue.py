@@ -42,6 +42,7 @@ from example_project.private_server import PrivateServer
 from tests.harness.app_module import fresh_module
 from tests.harness.bodies import power_cut
 from tests.harness.calls import Calls
+from tests.harness.deliveries import RedisBroker
 from tests.harness.processes import ROOT, kill_process
 from tests.harness.worker import CeleryWorker
 from tests.integration.conftest import Consume
@@ -306,6 +307,22 @@ def test_calls_that_wait_run_when_a_message_has_found_the_holder_dead(
             first.get(timeout=30)
     else:
         assert first.get(timeout=30) == 0
+
+
+@pytest.mark.skipif(not identity_of_this_process(), reason="needs Linux's /proc")
+def test_a_killed_call_that_is_delivered_again_frees_its_key_and_runs_before_the_others(
+    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
+) -> None:
+    other = consume(name)
+    first = stage.app.patient_late.apply_async((name, 0, name), queue=name)
+    begun(stage, name, 0)
+    results = three_waiting(stage, name)
+    power_cut(other, stage.journal)
+    stage.open(name)
+    RedisBroker(stage.redis).deliver_again(first.id)
+    also_consume(stage, worker, name)
+    assert ended([first, *results]) == [0, 1, 2, 3]
+    assert numbers(stage, name) == [0, 0, 1, 2, 3]
 
 
 @pytest.mark.skipif(not identity_of_this_process(), reason="needs Linux's /proc")
