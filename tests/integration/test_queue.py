@@ -20,6 +20,7 @@ from celery.exceptions import (
     NotRegistered,
     SoftTimeLimitExceeded,
     TaskRevokedError,
+    TimeLimitExceeded,
     WorkerLostError,
 )
 from kombu import Exchange, Queue
@@ -732,6 +733,19 @@ def test_a_body_that_is_terminated_lets_the_next_call_run(
     assert second.get(timeout=30) == 1
     with pytest.raises(TaskRevokedError):
         first.get(timeout=30)
+    assert numbers(stage, name) == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["early", "late"])
+def test_a_body_that_meets_its_hard_time_limit_lets_the_next_call_run(
+    stage: Stage, worker: CeleryWorker, kind: str, name: str
+) -> None:
+    task = getattr(stage.app, f"patient_{kind}")
+    first = task.apply_async((name, 0, name), time_limit=1)
+    second = task.delay(name, 1)
+    with pytest.raises(TimeLimitExceeded):
+        first.get(timeout=30)
+    assert second.get(timeout=30) == 1
     assert numbers(stage, name) == [0, 1]
 
 
