@@ -24,8 +24,9 @@ from tests.ci import record
 from tests.ci.processes import end_all
 from tests.ci.step import Result, Runner, Step
 
-#: Parts of the slow tests (tests/ci/parts.py): each takes five minutes at most on two cores.
-SLOW_PARTS = 10
+#: Parts of the slow tests (tests/ci/parts.py), and of those that run alone: each takes five or six
+#: minutes at most on two cores.
+SLOW_PARTS, ALONE_PARTS = 10, 2
 
 #: Seconds. Installing system packages takes 60 to 120 of a new machine, and a step of tests half
 #: its limit; together they would be above the limit of all.
@@ -48,19 +49,9 @@ def always() -> list[Step]:
 
 def parts() -> list[Step]:
     """The slow rest, of which a delivery runs one part."""
-    slow = [
-        Step(
-            name=f"slow {number} of {SLOW_PARTS}",
-            command=("make", "test-slow"),
-            args=f"--part={number}/{SLOW_PARTS}",
-            limit=_PART,
-            tests=True,
-        )
-        for number in range(1, SLOW_PARTS + 1)
-    ]
     found = [
-        *slow,
-        Step(name="alone", command=("make", "test-alone"), limit=_PART, tests=True),
+        *_in_parts("slow", "test-slow", SLOW_PARTS),
+        *_in_parts("alone", "test-alone", ALONE_PARTS),
         Step(name="oldest", command=("make", "test-oldest"), limit=_PART, tests=True),
         Step(name="agents", command=("make", "test-agents"), limit=_PART, tests=True),
     ]
@@ -68,6 +59,19 @@ def parts() -> list[Step]:
         newest = ("make", "test", "PYTHON=python3.14", "VENV=.venv-python3.14")
         found.append(Step(name="newest Python", command=newest, limit=_PART, tests=True))
     return found
+
+
+def _in_parts(name: str, target: str, count: int) -> list[Step]:
+    return [
+        Step(
+            name=f"{name} {number} of {count}",
+            command=("make", target),
+            args=f"--part={number}/{count}",
+            limit=_PART,
+            tests=True,
+        )
+        for number in range(1, count + 1)
+    ]
 
 
 def main() -> int:
