@@ -31,7 +31,7 @@ from .listener import Listener
 from .options import Options, read_token
 from .protocol import bounded
 from .readings import Readings
-from .site import HEALTH, METRICS, Site
+from .routes import HEALTH, METRICS, Site
 
 __all__ = ["Options", "open_site", "read_token", "serve"]
 

@@ -20,15 +20,7 @@ from ..core.lease import Kind, Record
 from ..core.store import Relation
 from ..message.header import Delivery
 from ..policy import ConflictAction, OnConflict
-
-#: The delay of a put-back in seconds. It doubles at each try, up to the second number, and half of
-#: it is jitter (`core.backoff`).
-Pace = tuple[float, float]
-# For an earlier attempt of the same task, which releases within milliseconds: it published its
-# retry from inside its body.
-_SHORTLY: Final[Pace] = (0.05, 1.0)
-#: For started work with another holder, for twins, and for an unreachable store.
-AGAIN: Final[Pace] = (1.0, 30.0)
+from .put_back import AGAIN, SHORTLY, Pace
 
 _ASKED: Final = "the holder is asked to end"
 # The reasons of refusals by another delivery or attempt of the same task.
@@ -121,7 +113,7 @@ def decide(
     if relation is Relation.OTHER:
         reason = "started work is not skipped"
         return Decision(Outcome.PUT_BACK, reason, started, queues_claim=True)
-    pace = _SHORTLY if relation is Relation.EARLIER else AGAIN
+    pace = SHORTLY if relation is Relation.EARLIER else AGAIN
     return Decision(Outcome.PUT_BACK, _REASONS[relation], started, pace)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from celery.app.task import Task as BaseTask
 from kombu import Exchange, Queue
@@ -25,6 +25,15 @@ from kombu import Exchange, Queue
 from ..celery_compat import delays_natively, driver_of
 from ..message.header import HEADER, QUEUE_KEY, SERIALIZER_KEY
 from ..worker.origin import reached_with_delay, without_delay
+
+#: The delay of a put-back in seconds. It doubles at each try, up to the second number, and half of
+#: it is jitter (`core.backoff`).
+Pace = tuple[float, float]
+#: For an earlier attempt of the same task, which releases within milliseconds: it published its
+#: retry from inside its body.
+SHORTLY: Final[Pace] = (0.05, 1.0)
+#: For started work with another holder, for twins, for a lost lease, and for an unreachable store.
+AGAIN: Final[Pace] = (1.0, 30.0)
 
 
 def publish_copy(

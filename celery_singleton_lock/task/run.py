@@ -86,12 +86,12 @@ from ..policy import ACTIONS, OnLost, OnStoreError, Policy
 from ..runtime import Runtime
 from . import claim as claims
 from .cancel_running import CancelRunning
-from .conflict import AGAIN, Decision, Outcome, Pace, decide, is_overtaken
+from .conflict import Decision, Outcome, decide, is_overtaken
 from .context import held_here, held_lease
 from .feature import Ending, Feature
 from .interrupt import Body, is_loss
 from .period import Period
-from .put_back import publish_copy, why_not
+from .put_back import AGAIN, Pace, publish_copy, why_not
 from .queue import Queue
 from .replace import NewestArguments
 

@@ -37,7 +37,7 @@ from celery_singleton_lock.serve.gauges import Gauges
 from celery_singleton_lock.serve.http import Application, Request, Response
 from celery_singleton_lock.serve.listener import Listener, event_of
 from celery_singleton_lock.serve.readings import Cached, Reading, Readings
-from celery_singleton_lock.serve.site import HEALTH, METRICS, Site
+from celery_singleton_lock.serve.routes import HEALTH, METRICS, Site
 from celery_singleton_lock.testing import ManualClock
 from tests.harness.calls import Calls
 from tests.harness.deliveries import wait_until
