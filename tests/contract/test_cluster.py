@@ -479,18 +479,18 @@ def test_a_claim_in_another_shard_is_freed_when_its_node_answers_again(
     elif by == "refusal":
         take(store, key, holder)
     with client_of(node) as client:
-        client.execute_command("CLIENT", "PAUSE", 2000, "ALL")
+        client.execute_command("CLIENT", "PAUSE", 4000, "ALL")
     if by == "release":
-        reply = store.release(Release(keys=(key,), token=token, claim=free), timeout=0.3)
+        reply = store.release(Release(keys=(key,), token=token, claim=free), timeout=1)
         assert reply is ReleaseReply.OURS
     elif by == "mark":
         mark = Mark(key=key, token=token, state=MarkerState.DONE, sequence=0, ttl=60, claim=free)
-        store.mark(mark, timeout=0.3)
+        store.mark(mark, timeout=1)
     elif by == "acquire":
-        assert isinstance(acquire(store, key, token, free, timeout=0.3), Granted)
+        assert isinstance(acquire(store, key, token, free, timeout=1), Granted)
     else:
         running = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60)
-        acquire(store, key, token, running, frees_claim=True, timeout=0.3)
+        acquire(store, key, token, running, frees_claim=True, timeout=1)
     assert not queue.is_empty
     wait_until(lambda: queue.is_empty, "the claim is settled", timeout=30)
     assert store.inspect(claim) is None

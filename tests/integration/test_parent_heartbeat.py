@@ -185,15 +185,14 @@ def test_a_child_that_renews_by_itself_is_left_alone(
     counted: Callable[[], int], worker: StartWorker, gil: ModuleType, journal: Journal
 ) -> None:
     process = worker(GIL, concurrency=1)
-    [start], begin = [gil.asleep.delay("k", "g")], time.monotonic()
+    # Its worker takes over after a thirtieth of the ttl: a busy machine may stop the child for less.
+    start = gil.asleep.apply_async(("k", "g"), singleton={"ttl": 15})
     journal.wait_for_starts(1)
     before = counted()
-    wait_until(lambda: counted() >= before + 6, "six heartbeats")
-    took = time.monotonic() - begin
+    wait_until(lambda: counted() >= before + 2, "two renewals")
     with redis.Redis.from_url(gil.app.conf.broker_url) as client:
         client.lpush("gate:g", "open")
     assert start.get(timeout=60) is False
-    print(f"six heartbeats in {took:.2f} s")
     assert "its worker does" not in process.log
 
 
