@@ -379,15 +379,17 @@ def test_the_connections_to_etcd_of_a_burst_are_closed_when_they_were_idle_for_l
 
     url = StoreUrl.parse(f"etcd://127.0.0.1:{etcd.ports[0]}", port=2379)
     with closing(Gateway(url, paused)) as gateway, ThreadPoolExecutor(20) as threads:
-        barrier = threading.Barrier(20)
 
         def ask_etcd() -> None:
-            barrier.wait(TIMEOUT)
             deadline = paused.now() + 10
             gateway.request("kv/range", {"key": "a2V5"}, deadline, repeatable=False)
 
-        for asked in [threads.submit(ask_etcd) for _ in range(20)]:
-            asked.result()
+        # The member answers nothing until each request has a connection of its own.
+        with etcd.paused([0]):
+            asked = [threads.submit(ask_etcd) for _ in range(20)]
+            wait_until(lambda: established() == 20, "twenty connections")
+        for one in asked:
+            one.result()
         assert established() > 8
         paused.let_pass(MAX_IDLE + 1)
         wait_until(lambda: established() == 0, "all are closed")

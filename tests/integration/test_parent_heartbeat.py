@@ -185,7 +185,7 @@ def test_a_child_that_renews_by_itself_is_left_alone(
     counted: Callable[[], int], worker: StartWorker, gil: ModuleType, journal: Journal
 ) -> None:
     process = worker(GIL, concurrency=1)
-    # Its worker takes over after a thirtieth of the ttl: a busy machine may stop the child for less.
+    # Its worker takes over a thirtieth of the ttl later: a busy machine may stop the child so long.
     start = gil.asleep.apply_async(("k", "g"), singleton={"ttl": 15})
     journal.wait_for_starts(1)
     before = counted()
