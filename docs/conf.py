@@ -21,6 +21,9 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 # A block without a language is a command or its output.
 highlight_language = "none"
 
+# Straight quotes: many stand in Python that is not marked as code.
+smartquotes_action = "De"
+
 html_theme = "furo"
 html_title = f"{project} {release}"
 # The pages' sources are in the repository; a second copy in the site would not be read.
@@ -51,5 +54,17 @@ def _read(app: Any, page: str, source: list[str]) -> None:
         source[0] = source[0].replace("<!-- README -->", front_page(_README.read_text()))
 
 
+_OPTION: Final = re.compile(r"(?<![\w`-])--?[a-zA-Z][\w-]*")
+
+
+def _mark_options(app: Any, command: Any, lines: list[str]) -> None:
+    """Options in the help of a command are code, or their two hyphens would become a dash."""
+    lines[:] = [
+        line if line.startswith("..") else _OPTION.sub(r"``\g<0>``", line) for line in lines
+    ]
+
+
 def setup(app: Any) -> None:
     app.connect("source-read", _read)
+    app.connect("sphinx-click-process-description", _mark_options)
+    app.connect("sphinx-click-process-options", _mark_options)
