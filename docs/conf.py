@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
+from docutils import nodes
+
 from celery_singleton_lock import __version__
 from celery_singleton_lock.errors import DOCS
 
@@ -64,7 +66,14 @@ def _mark_options(app: Any, command: Any, lines: list[str]) -> None:
     ]
 
 
+def _link_pictures(app: Any, doctree: Any) -> None:
+    """Sphinx links pictures that have a width to their files, which show them in full."""
+    for picture in doctree.findall(nodes.image):
+        picture["width"] = "100%"
+
+
 def setup(app: Any) -> None:
     app.connect("source-read", _read)
+    app.connect("doctree-read", _link_pictures)
     app.connect("sphinx-click-process-description", _mark_options)
     app.connect("sphinx-click-process-options", _mark_options)
