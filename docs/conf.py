@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,8 @@ highlight_language = "none"
 smartquotes_action = "De"
 
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_title = f"{project} {release}"
 # The pages' sources are in the repository; a second copy in the site would not be read.
 html_copy_source = False
@@ -54,9 +57,37 @@ def front_page(readme: str) -> str:
 def _read(app: Any, page: str, source: list[str]) -> None:
     if page == "index":
         source[0] = source[0].replace("<!-- README -->", front_page(_README.read_text()))
+    if page == "benchmarks":
+        # A range such as [1.02 .. 1.06] takes two lines of a narrow column, not three.
+        source[0] = source[0].replace(" .. ", "\N{NO-BREAK SPACE}.. ")
 
 
 _OPTION: Final = re.compile(r"(?<![\w`-])--?[a-zA-Z][\w-]*")
+_END_OF_PART: Final = re.compile(r"(?<=[\w)]{4})[_.=:/(](?=(?:&quot;)?\w{4})")
+_LONG: Final = 17  # for a column of a narrow window
+_VERY_LONG: Final = 24  # for one of a wide window, too
+
+
+def breakable(body: str) -> str:
+    """A page whose long names in code may break after a part, and whose ``--options`` may not.
+
+    Else a column is as wide as its longest name, and a narrow window shows that column alone.
+    """
+
+    def mark(found: re.Match[str]) -> str:
+        word = _OPTION.sub(r'<span class="option">\g<0></span>', found[2])
+        length = len(unescape(word)) if word == found[2] else 0
+        if length >= _LONG:
+            place = "<wbr>" if length >= _VERY_LONG else '<wbr class="narrow">'
+            word = _END_OF_PART.sub(rf"\g<0>{place}", word)
+        return found[1] + word
+
+    return re.sub(r'(<span class="pre">)([^<]*)', mark, body)
+
+
+def _finish(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    if "body" in context:
+        context["body"] = breakable(context["body"])
 
 
 def _mark_options(app: Any, command: Any, lines: list[str]) -> None:
@@ -75,5 +106,6 @@ def _link_pictures(app: Any, doctree: Any) -> None:
 def setup(app: Any) -> None:
     app.connect("source-read", _read)
     app.connect("doctree-read", _link_pictures)
+    app.connect("html-page-context", _finish)
     app.connect("sphinx-click-process-description", _mark_options)
     app.connect("sphinx-click-process-options", _mark_options)
