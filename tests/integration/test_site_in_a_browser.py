@@ -1,4 +1,4 @@
-"""The search of the built site answers the questions of a new user with the right page first."""
+"""The built site: its search answers with the right page, and its pages fit into the window."""
 
 from __future__ import annotations
 
@@ -33,22 +33,27 @@ class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None: ...
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[str]:
-    """The address of the site, built from the sources as they are."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built from the sources as they are."""
     pytest.importorskip("sphinx", reason="make docs installs Sphinx")
+    path = tmp_path_factory.mktemp("site")
     sphinx = [sys.executable, "-m", "sphinx", "-q", "-b", "html"]
-    subprocess.run(
-        [*sphinx, str(ROOT / "docs"), str(tmp_path)], check=True, stderr=subprocess.DEVNULL
-    )
-    handler = partial(_Quiet, directory=str(tmp_path))
+    subprocess.run([*sphinx, str(ROOT / "docs"), str(path)], check=True, stderr=subprocess.DEVNULL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Iterator[str]:
+    """Its address."""
+    handler = partial(_Quiet, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     if find_browser() is None:
         missing("no Chromium with its driver. Debian: apt-get install chromium chromium-driver")
@@ -120,3 +125,28 @@ _QUESTIONS = [
 def test_the_search_answers_with_the_right_page_first(browser: Any, site: str) -> None:
     found = [(question, first_page(browser, site, question)) for question, _ in _QUESTIONS]
     assert found == _QUESTIONS
+
+
+# In the browser: the elements of the page, its scrolled parts left out, that end beyond the window.
+_TOO_WIDE = """
+    const edge = document.documentElement.clientWidth + 1;
+    const scrolled = '.table-wrapper *, pre *';
+    return [...document.querySelectorAll('article, article *')].filter(
+        one => one.getBoundingClientRect().right > edge && !one.matches(scrolled)
+    ).map(one => `${one.tagName} ${one.textContent.trim().slice(0, 60)}`)
+"""
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_no_page_is_wider_than_the_window(
+    browser: Any, site: str, folder: Path, width: int
+) -> None:
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    found = {}
+    for page in sorted(folder.rglob("*.html")):
+        name = str(page.relative_to(folder))
+        browser.get(f"{site}/{name}")
+        if too_wide := browser.execute_script(_TOO_WIDE):
+            found[name] = too_wide[:3]
+    assert found == {}
