@@ -98,9 +98,9 @@ def start(
     (folder / "token").write_text(f"{TOKEN}\n")
     started = []
 
-    def start(*, with_token: bool = True) -> ServeProcess:
+    def start(*, with_token: bool = True, **more: str) -> ServeProcess:
         args = ["--token-file", str(folder / "token")] if with_token else []
-        process = ServeProcess(POOLS, env=environment, args=args).start()
+        process = ServeProcess(POOLS, env=environment | more, args=args).start()
         started.append(process)
         return process.wait_until_ready()
 
@@ -275,3 +275,14 @@ def test_the_page_shows_findings_and_no_leader(page: Page) -> None:
     wait_until(lambda: "checks are ok" in page.text("sound"), "the doctor's findings")
     assert "persistence" in page.text("findings")
     assert page.text("beat") == "Beat leader: none"
+
+
+def test_what_a_store_that_is_down_would_say_is_unknown(
+    browser: Any, start: Callable[..., ServeProcess]
+) -> None:
+    server, page = start(LOCK_URL="redis://127.0.0.1:1/0"), Page(browser)
+    page.open(server.url)
+    wait_until(lambda: "can't be read" in page.text("trouble"), "the trouble")
+    counts = [page.text(f"count-{what}") for what in ("all", "held", "waiting", "claimed")]
+    assert counts == ["?"] * 4
+    assert page.text("beat") == "Beat leader: unknown"

@@ -115,18 +115,22 @@ function showKeys(state) {
 }
 
 function showStatus(state) {
-  const { store, broker, beat, counts } = state;
+  const { store, broker, beat } = state;
+  const said = (value) => (store.error || value === null ? "?" : String(value));
+  const { all, held, claimed, waiting } = state.counts;
   setText(get("app"), state.app ? `Locks of ${state.app}` : "Locks");
-  document.title = `${counts.held} held – ${get("app").textContent}`;
+  document.title = `${said(held)} held – ${get("app").textContent}`;
   setStatus("store", store.error ? "bad" : "good", "Store", store.error ? "error" : "answers", store.url);
   setStatus("broker", broker.error ? "bad" : "good", "Events", broker.error ? "no broker" : `${broker.received} received`, broker.error || "From workers that were started with -E");
   const leader = beat.leader;
-  setStatus("beat", leader ? "good" : "none", "Beat leader", leader ? leader.worker : "none", leader ? `pid ${leader.pid}, for ${duration(leader.age)}` : `No Beat leads "${beat.name}"`);
+  if (leader) setStatus("beat", "good", "Beat leader", leader.worker, `pid ${leader.pid}, for ${duration(leader.age)}`);
+  else if (store.error) setStatus("beat", "none", "Beat leader", "unknown", "");
+  else setStatus("beat", "none", "Beat leader", "none", `No Beat leads "${beat.name}"`);
   setTrouble(store.error ? `The store can't be read: ${store.error}` : "");
-  setText(get("count-all"), String(counts.all));
-  setText(get("count-held"), String(counts.held));
-  setText(get("count-claimed"), String(counts.claimed));
-  setText(get("count-waiting"), counts.waiting === null ? "?" : String(counts.waiting));
+  setText(get("count-all"), said(all));
+  setText(get("count-held"), said(held));
+  setText(get("count-claimed"), said(claimed));
+  setText(get("count-waiting"), said(waiting));
   setText(get("mode"), state.can_release ? "Releases need the token" : "Read-only");
   setText(get("at"), new Date(state.at).toLocaleTimeString());
 }
