@@ -23,7 +23,7 @@ TOP, PANEL_HEAD, PANEL_GAP, LEGEND = 20, 64, 34, 76
 BAR = ROW - 4
 
 #: Distinguished also by people who see no red or green, and in grey by their labels.
-COLOURS = ("#3b6fd4", "#e08a1e", "#4a9a7a", "#8a63b8")
+COLOURS = ("#3b6fd4", "#b35c00", "#4a9a7a", "#8a63b8")
 INK, MUTED, GRID, BAND, ALARM = "#1f2733", "#6b7686", "#e6eaf0", "#f6f8fb", "#d3273e"
 
 STYLE = f"""
