@@ -23,7 +23,7 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
   then it went the same way. Or each worker that it had reached was killed before it took it up, and
   it vanished so when it was to be delivered again. Nothing of the lock runs between the publishing
   of a message and its taking up. A call in the queue of a key has no such excuse: it is in the
-  store, and is published again;
+  store, and is published again. A call with a countdown gets its place when a worker takes it up;
 * the store has lost its data while the call waited there, in the queue of its key;
 * discarded, if its message was made so that no worker runs it.
 
@@ -108,6 +108,11 @@ class _Job:
         newest: Record = max(taken, key=lambda record: record.at)
         copy: list[int] = newest.data["copy"]
         return copy
+
+    def may_have_a_place(self) -> bool:
+        """Whether it was placed in the queue of its key when it was called, or by a worker."""
+        placed = [record.data["placed"] for record in events(self.records, "returned")]
+        return placed != [False] or bool(events(self.records, "taken"))
 
     def failed_for_good(self) -> bool:
         """Whether its last sign of life is that it ended as FAILURE."""
@@ -231,7 +236,7 @@ def _excuse(
             return "jobs given up after their leases were lost to faults (LeaseLost)"
     if job.task in EARLY and ends.took_with_it(job):
         return "jobs acknowledged early that died with their process"
-    if job.task in QUEUED:
+    if job.task in QUEUED and job.may_have_a_place():
         is_gone = any(loss.at >= job.last_sign_of_life().at for loss in losses)
         return "calls that waited in a store that has lost its data" if is_gone else ""
     if ends.lost_on_the_way(job.of_newest_copy()):

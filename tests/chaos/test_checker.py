@@ -681,6 +681,19 @@ def test_a_message_may_vanish_when_something_was_killed_before_it_was_received()
     assert story.kinds() == []
 
 
+@pytest.mark.parametrize(("placed", "kinds"), [(True, [Kind.JOB_LOST]), (False, [])])
+def test_a_call_of_a_queue_vanishes_only_before_it_has_a_place(
+    placed: bool, kinds: list[Kind]
+) -> None:
+    def story() -> Story:
+        call = Story().published("j", "queued", at=2)
+        call.add("returned", 2.2, task_id="j", entered=1.9, placed=placed)
+        return call.add("death", 2.1, pid=7, worker="w")
+
+    assert story().kinds() == kinds
+    assert story().received("j", 2.05).taken("j", 2.06).kinds() == [Kind.JOB_LOST]
+
+
 def test_an_older_copy_that_arrives_is_no_sign_of_the_one_that_replaced_it() -> None:
     story = Story().published("j").published("j", at=2, copy=(0, 1)).received("j", 5).taken("j", 6)
     assert story.kinds() == [Kind.JOB_LOST]
