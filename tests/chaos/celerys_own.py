@@ -18,6 +18,10 @@ _CRASHES = {
     "AttributeError: 'NoneType' object has no attribute 'hostname'": (
         "workers that kombu ended when it lost the broker"
     ),
+    # Kombu opens a channel on a connection that the loss of the broker has closed.
+    "AttributeError: 'NoneType' object has no attribute 'client'": (
+        "workers that kombu ended when it lost the broker"
+    ),
     # A pool process was killed before it could say that it was up.
     "WorkerLostError: Could not start worker processes": (
         "workers that Celery ended because a child was killed at its start"

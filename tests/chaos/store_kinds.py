@@ -10,9 +10,10 @@ to its replica, or has lost it.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -36,6 +37,8 @@ from tests.harness.zookeeper import ZooKeeperEnsemble
 _MICRO = 1_000_000
 #: Seconds until the members agree again.
 _WHOLE = 90.0
+#: Seconds between two looks at the roles of servers.
+_SAMPLE_EVERY = 0.02
 
 #: A fault of ``seconds``, which takes what it leaves to chance from ``chance`` (0.0 to 1.0).
 Strike = Callable[[float, float], None]
@@ -73,8 +76,11 @@ class Members(ABC):
         try:
             yield
         finally:
-            fences = {"fence_from": fence_from, "fence_to": wall_fence()}
-            self._history.write("loss", name=name, since=since, **fences)
+            self._write_loss(name, since, fence_from)
+
+    def _write_loss(self, name: str, since: float, fence_from: int) -> None:
+        fences = {"fence_from": fence_from, "fence_to": wall_fence()}
+        self._history.write("loss", name=name, since=since, **fences)
 
 
 class SentinelMembers(Members):
@@ -102,10 +108,35 @@ class SentinelMembers(Members):
         old = self._sentinels.master()
         with self._loss("leader-killed"):
             self._starter(old.kill)
-        self._sentinels.wait_until_promoted(old)
+        with self._second_promotion(self._sentinels.replicas()):
+            self._sentinels.wait_until_promoted(old)
         # Not before: it would come back as a master without data.
         self._starter(old.start)
         self._sentinels.wait_until_whole()
+
+    @contextmanager
+    def _second_promotion(self, replicas: Sequence[PrivateServer]) -> Iterator[None]:
+        """A loss, if both replicas were masters, one after the other or at once.
+
+        Sentinels that do not hear of each other's failover in time begin another one. What the
+        first new master has granted is lost, and it grants until it is demoted.
+        """
+        since, fence_from = time.monotonic(), wall_fence()
+        masters, over = set[int](), threading.Event()
+
+        def sample() -> None:
+            while not over.wait(_SAMPLE_EVERY):
+                masters.update(one.port for one in replicas if role_of(one) == "master")
+
+        thread = threading.Thread(target=sample)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            if len(masters) > 1:
+                self._write_loss("second-promotion", since, fence_from)
 
     def _freeze_master(self, seconds: float, chance: float) -> None:
         """A replica is promoted meanwhile; the old master goes on until it is demoted."""
