@@ -19,8 +19,9 @@ State model of a call::
                          +--join of its next message---------+
 
     A call that has begun, and whose lease has ended, is hinted again by a look. If its messages are
-    acknowledged early and no newer one has joined, it is lost instead: it leaves, and never begins
-    again.
+    acknowledged early and no newer one has joined, it is overdue instead, and the next look, five
+    seconds later, takes it for lost: it leaves, and never begins again. Meanwhile a client that got
+    no reply to its acquire may release it: it knows that no body has begun.
 
 Failure handling
     An operation without a reply is repeated, and has the same reply.
@@ -63,6 +64,7 @@ class CallState(StrEnum):
     WAITS = "w"
     HINTED = "h"  # its message is in the broker
     BEGUN = "b"
+    OVERDUE = "o"  # begun, acknowledged early, and its lease has ended
     LEAVES = "x"  # it never begins again
 
 

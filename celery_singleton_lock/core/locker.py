@@ -102,6 +102,8 @@ _LONGEST_POLL: Final = 0.5
 _AFTER_THE_END: Final = 0.002
 # The time of three tries, so that a slow client keeps its position in the queue.
 _COUNTED: Final = 3 * _LONGEST_POLL
+# Seconds for which the release of an acquire without a reply is repeated for a call of a queue.
+_UNDO_FOR: Final = 600.0
 _UNKNOWN: Final = (
     "the release got no reply, and the store no longer had the lease when the release was sent "
     "again: the first try released it, or it had been lost before; the store does not say which"
@@ -380,7 +382,8 @@ class Locker:
     def forget(self, request: Acquire) -> None:
         """Release the lease that ``request`` may have been granted; never raises a StoreError.
 
-        Without a reply, the release is repeated for as long as the lease could exist.
+        Without a reply, the release is repeated for as long as the lease could exist; for a call of
+        a queue longer: it counts as begun until the release arrives, and would be taken for lost.
 
         If the grant set the claim to running, it is queued again: the body has not begun, and the
         caller that was interrupted decides what happens to the claim next.
@@ -404,7 +407,8 @@ class Locker:
             with suppress(StoreError):
                 send(self.store)
         else:
-            self.queue.ask(send, request.ttl, lambda why: self._strike(request.token))
+            seconds = max(request.ttl, _UNDO_FOR) if request.queued else request.ttl
+            self.queue.ask(send, seconds, lambda why: self._strike(request.token))
 
     def _free(self, dead: Sequence[Record], request: Acquire, timeout: float) -> None:
         """Free the leases of dead processes, which refuse ``request``; they may be gone already.

@@ -39,6 +39,7 @@ _STATES: Final = {
     CallState.WAITS: "waiting",
     CallState.HINTED: "published",
     CallState.BEGUN: "running",
+    CallState.OVERDUE: "running",
     CallState.LEAVES: "leaving",
 }
 

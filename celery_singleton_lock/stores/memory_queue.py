@@ -38,6 +38,10 @@ _MOST_GROWTH: Final = 6
 _LONGEST_DELAY: Final = 60.0
 #: Seconds between two looks while a client without a place holds the key.
 _FOREIGN: Final = 1.0
+#: Seconds from the end of the lease of a call, which is acknowledged early, until it is lost.
+_OVERDUE_FOR: Final = 5.0
+# The states of a call that has begun.
+_BEGUN: Final = ("b", "o")
 #: Seconds for which the end of a call is remembered if its message was published twice.
 _WEEK: Final = 7 * 86400.0
 # Refusals that say more of a message than that its call waits.
@@ -161,7 +165,7 @@ class MemoryCallQueue(CallQueue):
             is_newer = call is not None and call.number < number
             if is_newer or (head is not None and head is not call):
                 return Refused(relation=kept, record=self._inspect(key))
-            has_begun = call is not None and call.state == "b" and call.number == number
+            has_begun = call is not None and call.state in _BEGUN and call.number == number
             begins_twice = has_begun and not request.late and self._inspect(key) is None
             if call and begins_twice and call.nonce not in request.asked:
                 call.state, queue.due = "x", self._clock.now()
@@ -199,16 +203,21 @@ class MemoryCallQueue(CallQueue):
             is_newer = call is not None and call.number[:2] > (token.nesting, token.retries)
             goes_on = request.ended_ttl is None or is_newer
             cools = self._cooling(key)
+            # That no body has begun counts even if the lease has ended before its client says so.
+            is_begun = call is not None and call.state in _BEGUN
+            nonce = call.nonce if call is not None else ""
+            is_undone = is_begun and not request.has_begun and nonce == token.nonce
+            counts = reply is ReleaseReply.OURS or is_undone
             if end and end.nonce == token.nonce and request.ended_ttl is not None:
                 reply, found = ReleaseReply.OURS, queue.calls.get(end.hinted)
                 hinted = found if found and found.state == "h" else None
-            elif reply is ReleaseReply.OURS and call and goes_on:
+            elif counts and call and goes_on:
                 queue.due = self._clock.now() + _FIRST_DEADLINE + request.due_in
-                if call.state == "b" and (call.late or not request.has_begun):
+                if is_begun and (call.late or not request.has_begun):
                     call.state = "h"
                 elif call.state == "w":
                     call.state, call.copies, hinted = "h", call.copies + 1, call
-            elif reply is ReleaseReply.OURS and call and request.ended_ttl is not None:
+            elif counts and call and request.ended_ttl is not None:
                 hinted = self._take_out(
                     key, call, token, request.ended_ttl, request.first_open, cools
                 )
@@ -301,6 +310,11 @@ class MemoryCallQueue(CallQueue):
                 if head is None or self._is_held(key, queue):
                     return None
                 if head.state == "b" and not head.late:
+                    head.state, queue.due = "o", self._clock.now() + _OVERDUE_FOR
+                    return None
+                if head.state == "o":
+                    if queue.due > self._clock.now():
+                        return None
                     head.state = "x"
                 if head.state == "x":
                     queue.due = self._clock.now() + _FIRST_DEADLINE
@@ -360,7 +374,7 @@ class MemoryCallQueue(CallQueue):
     @staticmethod
     def _depth(queue: _Queue) -> Depth:
         waiting = [call for call in queue.calls.values() if call is not queue.head]
-        if queue.head is not None and queue.head.state != "b":
+        if queue.head is not None and queue.head.state not in _BEGUN:
             waiting.insert(0, queue.head)
         return Depth(waiting=len(waiting), oldest_at=waiting[0].joined_at if waiting else None)
 

@@ -280,9 +280,7 @@ def test_an_attempt_that_was_acknowledged_early_is_not_hinted_for_its_retry(earl
     early.release(first, goes_on=True)
     assert early.relation(second) is Relation.QUEUED
     assert not early.is_due()
-    lost = early.look()
-    assert lost is not None
-    assert lost[0]
+    assert early.lost_by_look().task == first.task
 
 
 def test_a_call_that_retries_keeps_its_place(calls: Calls) -> None:
@@ -447,10 +445,11 @@ def test_a_queue_is_due_as_soon_as_its_lease_has_ended(calls: Calls) -> None:
 def test_a_call_that_was_acknowledged_early_does_not_begin_again(early: Calls) -> None:
     first, second = early.joined(2)
     early.begin(first, ttl=SHORT)
-    lost = early.found_by_look()
-    assert (lost[0], lost[1].task) == (True, first.task)
+    wait_until(early.is_due, "the time of the look")
+    lost = early.lost_by_look()
+    assert lost.task == first.task
     assert not early.is_due()
-    assert early.look() == lost  # the first client died before it had stored the result
+    assert early.look() == (True, lost)  # the first client died before it had stored the result
     assert early.relation(new_token(first.task_id)) is Relation.SUPERSEDED
     assert early.relation(second) is Relation.QUEUED
     removal, hint = early.remove(first)
@@ -479,6 +478,36 @@ def test_a_lease_that_was_given_back_before_the_body_began_leaves_the_call_in_it
     assert early.release(first, goes_on=True, has_begun=False) == (ReleaseReply.OURS, None)
     assert early.relation(second) is Relation.QUEUED
     early.begin(new_token(first.task_id))
+
+
+def test_a_call_that_has_not_begun_is_given_back_though_its_lease_has_ended(early: Calls) -> None:
+    """The grant and all later requests of its client had no reply for longer than its ttl."""
+    first, second = early.joined(2)
+    early.begin(first)
+    early.lose_lease()
+    assert early.look() is None
+    assert not early.is_due(), "its client has time to say that no body has begun"
+    assert early.look() is None, "a look at the same time shortens it"
+    (depth,) = early.queue.depths([early.key], timeout=TIMEOUT)
+    assert depth.waiting == 1
+    undone = early.release(first, goes_on=True, has_begun=False)
+    assert undone == (ReleaseReply.NOT_OURS, None)
+    assert not early.is_due(), "its message is on its way"
+    assert early.relation(second) is Relation.QUEUED
+    early.begin(new_token(first.task_id))
+
+
+def test_a_call_that_another_client_has_begun_is_not_given_back(early: Calls) -> None:
+    (token,) = early.joined(1)
+    early.begin(token)
+    early.lose_lease()
+    again = new_token(token.task_id)
+    early.begin(again, asked=(token.nonce,))
+    early.lose_lease()
+    assert early.look() is None
+    undone = early.release(token, goes_on=True, has_begun=False)
+    assert undone == (ReleaseReply.NOT_OURS, None)
+    assert early.relation(new_token(token.task_id)) is Relation.LOST
 
 
 def test_a_copy_of_a_call_that_is_lost_makes_it_leave(early: Calls) -> None:
@@ -752,8 +781,7 @@ def test_a_late_end_of_a_call_that_was_taken_for_dead_releases_none_of_those_aft
     first, second, third = early.joined(3)
     early.begin(first)
     early.lose_lease()
-    early.queue.defer(early.key, seconds=0.0, timeout=TIMEOUT)
-    assert early.found_by_look()[0], "it is lost"
+    early.lost_by_look()
     assert of(second, early.remove(new_token(first.task_id))[1])
     early.begin(second)
     assert early.release(first) == (ReleaseReply.NOT_OURS, None)

@@ -112,6 +112,14 @@ class Calls:
         assert not is_lost
         return hint
 
+    def lost_by_look(self) -> Hint:
+        """The call at the head, whose lease has ended, as a look finds it: lost, after a while."""
+        assert self.look() is None
+        self.queue.defer(self.key, seconds=0.0, timeout=TIMEOUT)
+        is_lost, hint = self.found_by_look()
+        assert is_lost
+        return hint
+
     def lose_lease(self) -> None:
         """The holder's lease ends without a release."""
         self.store.free(self.key, None)

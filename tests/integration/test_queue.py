@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -27,7 +28,7 @@ from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import SettingsError, claim_and_send, hold, inspection, singleton_task
-from celery_singleton_lock.core.call_queue import Remove
+from celery_singleton_lock.core.call_queue import CallState, Remove
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.process import identity_of_this_process
@@ -40,6 +41,7 @@ from celery_singleton_lock.stores.redis.call_queue import RedisCallQueue
 from celery_singleton_lock.worker import queue_look
 from celery_singleton_lock.worker.queue_look import QueueLook
 from example_project.private_server import PrivateServer
+from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.harness.app_module import fresh_module
 from tests.harness.bodies import power_cut
 from tests.harness.calls import Calls
@@ -966,6 +968,33 @@ def test_a_call_that_has_begun_meanwhile_is_not_refused(
         result = stage.app.early.apply_async((name, 0), connection=connection)
     assert result.get(timeout=30) == 0
     assert numbers(stage, name) == [0]
+
+
+@pytest.mark.slow
+def test_a_grant_without_a_reply_loses_no_call_though_its_lease_ends(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """Its worker lives, but its requests do not reach the store for longer than the ttl."""
+    store = urlsplit(stage.environment["RESULT_URL"])
+    with Proxy(store.port or 0) as proxy:
+        env = {"LOCK_URL": f"redis://127.0.0.1:{proxy.port}{store.path}", "TTL": "6"}
+        stage.worker(concurrency=1, queues=[name], env=env)
+        assert stage.app.early.apply_async((f"{name}-first", 0), queue=name).get(timeout=30) == 0
+        wait_until(lambda: not in_queue(stage, f"{name}-first"), "its connection is idle")
+        proxy.set(Mode(kind=Kind.NO_REPLIES))
+        result = stage.app.early.apply_async((name, 0), queue=name)
+        wait_until(lambda: head_of(stage, name) is CallState.BEGUN, "the lease is granted")
+        proxy.set(Mode(kind=Kind.NO_REQUESTS))
+        wait_until(lambda: head_of(stage, name) is CallState.OVERDUE, "the lease has ended")
+        proxy.set(Mode())
+        assert result.get(timeout=60) == 0
+    assert numbers(stage, name) == [0]
+
+
+def head_of(stage: Stage, name: str) -> CallState | None:
+    calls = calls_of(stage, name)
+    found = calls.queue.calls(calls.key, most=1, timeout=5.0)
+    return found[0].state if found else None
 
 
 def lose_replies(monkeypatch: pytest.MonkeyPatch, operation: str, count: int) -> None:

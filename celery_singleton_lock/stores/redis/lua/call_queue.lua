@@ -3,8 +3,8 @@
 -- fields for each call: '=<task>' is its state, '+<task>' its message. The due set of the shard has
 -- each key whose queue is not empty, by the server time in ms of its next look.
 -- A state: '<letter> <nesting>.<retries>.<sequence> <copies> <begun><repeated><late> <nonce>'. Letters:
--- w waits; h hinted, its message is in the broker; b begun; x leaves, it never begins again. The
--- attempt and sequence are those of the stored message, and copies counts how often it was published;
+-- w waits; h hinted, its message is in the broker; b begun; o overdue: begun, acknowledged early, and its lease
+-- has ended; x leaves, it never begins again. The attempt and sequence are those of the stored message, and copies counts how often it was published;
 -- repeated: any message of the call was published twice. The nonce is that of the last begin of that attempt.
 -- key: the lock. In ended, the marker of a call, is '<nonce of its end> <first attempt that may still come,
 -- or -> <task hinted then>'.
@@ -43,6 +43,7 @@ local function call_queue(key, queue, calls, due)
   function self.head() return redis.call('ZRANGE', queue, 0, 0)[1] end
   function self.message(task) return redis.call('HGET', calls, '+' .. task) end
   function self.look_in(ms) redis.call('ZADD', due, string.format('%.0f', now + ms), key) end
+  function self.is_due() return tonumber(redis.call('ZSCORE', due, key) or 0) <= now end
   -- Whether the key is held. Then the next look is at the end of the lease, or in a second if the holder has
   -- no place: its release does not know of the queue.
   function self.is_held()

@@ -27,7 +27,7 @@ if (head and head ~= task) or (call and age < 0) then
   return value and {kept, key, value, redis.call('PTTL', key)} or {kept}
 end
 -- A delivery whose request got no reply may have been granted the lease; it knows that no body began.
-if call and call.letter == 'b' and age == 0 and late == '0' and redis.call('EXISTS', key) == 0
+if call and (call.letter == 'b' or call.letter == 'o') and age == 0 and late == '0' and redis.call('EXISTS', key) == 0
   and not string.find(asked, ' ' .. call.nonce .. ' ', 1, true) then
   call.letter = 'x'
   q.write(call)

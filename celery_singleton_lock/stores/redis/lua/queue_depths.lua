@@ -4,7 +4,7 @@
 local reply = {}
 for i = 1, #KEYS, 2 do
   local found = redis.call('ZRANGE', KEYS[i], 0, 1, 'WITHSCORES')
-  local begun = found[1] and string.sub(redis.call('HGET', KEYS[i + 1], '=' .. found[1]) or '', 1, 1) == 'b'
+  local begun = found[1] and string.find(redis.call('HGET', KEYS[i + 1], '=' .. found[1]) or '', '^[bo]')
   reply[#reply + 1] = {redis.call('ZCARD', KEYS[i]) - (begun and 1 or 0), found[begun and 4 or 2]}
 end
 return reply

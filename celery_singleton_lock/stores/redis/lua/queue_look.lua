@@ -14,6 +14,13 @@ while true do
   if q.is_held() then return {} end
   local call = q.read(task)
   if call and call.letter == 'b' and call.late == '0' then
+    -- A client that lives, but got no reply to its acquire, may still say that no body has begun.
+    call.letter = 'o'
+    q.write(call)
+    q.look_in(5000)
+    return {}
+  elseif call and call.letter == 'o' then
+    if not q.is_due() then return {} end -- another client has looked at the same time
     call.letter = 'x'
     q.write(call)
   end

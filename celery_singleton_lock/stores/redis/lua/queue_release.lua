@@ -24,14 +24,17 @@ if by == nonce and ttl ~= '' then -- repeated, because the reply was lost
   reply = 'released'
   return next and next.letter == 'h' and to_publish(next) or {reply}
 end
-if reply ~= 'released' or not call then return {reply} end
+local is_begun = call and (call.letter == 'b' or call.letter == 'o')
+-- No body has begun: that counts even if the lease has ended before its client could say so.
+local is_undone = is_begun and begun == '0' and call.nonce == nonce
+if not call or (reply ~= 'released' and not is_undone) then return {reply} end
 -- A retry with another key, whose own retry has come back and joined this queue.
 if q.age(call, tonumber(nesting), tonumber(retries), call.sequence) > 0 then ttl = '' end
 if ttl == '' then
   q.look_in(60000 + wait)
   -- The broker delivers the same message again by itself, if it was not acknowledged early. Only a newer
   -- message that has joined meanwhile is published.
-  if call.letter == 'b' and (call.late == '1' or begun == '0') then
+  if is_begun and (call.late == '1' or begun == '0') then
     call.letter = 'h'
     q.write(call)
   elseif call.letter == 'w' then
