@@ -19,3 +19,62 @@ var Scorer = {
   term: 5,
   partialTerm: 2,
 };
+
+// Sphinx finds an entry of the index only if the question is a part of its text: "unit tests" does not find "unit test".
+// Here an entry is found by its words, in any form and order, also among other words. An entry of the glossary needs a
+// question that has no other word, because its words are in most questions. A word that no page has does not count.
+{
+  const performSearch = Search._performSearch;
+
+  const wordsOf = (text) => splitQuery(text.toLowerCase());
+
+  const stems = (words) => {
+    const stemmer = new Stemmer();
+    return new Set(words.map((word) => stemmer.stemWord(word)));
+  };
+
+  const withoutStopwords = (words) => words.filter((word) => !stopwords.has(word));
+
+  // The share of the question's words that the entry has; 0 if the entry has a word that the question has not. Words
+  // such as "only" count where they are half of an entry: "run only once" is not found by "run".
+  const share = (entry, question) => {
+    const isMeant = withoutStopwords(entry).length * 2 > entry.length;
+    const [has, asked] = [entry, question].map((words) => stems(isMeant ? withoutStopwords(words) : words));
+    return has.size && [...has].every((word) => asked.has(word)) ? has.size / asked.size : 0;
+  };
+
+  const entriesFor = (question) => {
+    const { docnames, filenames, indexentries, titles } = Search._index;
+    const found = new Map();
+    for (const [entry, places] of Object.entries(indexentries)) {
+      const matched = share(wordsOf(entry), question);
+      for (const [file, id, isMain] of places) {
+        const isFound = docnames[file] === "reference/glossary" ? matched === 1 : matched > 0;
+        if (!isMain || !isFound) continue;
+        const place = [docnames[file], titles[file], id ? `#${id}` : "", null];
+        const result = [...place, Math.round(100 * matched), filenames[file], SearchResultKind.index];
+        result[4] = Scorer.score(result);
+        if (!(found.get(place.join())?.[4] >= result[4])) found.set(place.join(), result);
+      }
+    }
+    return [...found.values()];
+  };
+
+  const isKnown = (word) => {
+    const { terms, titleterms } = Search._index;
+    return [terms, titleterms].some((words) => Object.keys(words).some((each) => each.includes(word)));
+  };
+
+  // The last result is shown first. Results that Sphinx puts last whatever their score stay there.
+  Search._performSearch = (query, searchTerms, ...others) => {
+    const results = performSearch(query, new Set([...searchTerms].filter(isKnown)), ...others);
+    for (const entry of entriesFor(wordsOf(query))) {
+      const same = results.findIndex((one) => one[0] === entry[0] && one[2] === entry[2] && one[6] === entry[6]);
+      if (same >= 0 && results[same][4] >= entry[4]) continue;
+      if (same >= 0) results.splice(same, 1);
+      const above = results.findLastIndex((one) => one[4] <= entry[4]);
+      results.splice(above + 1, 0, entry);
+    }
+    return results;
+  };
+}
