@@ -145,6 +145,8 @@ _QUESTIONS = [
     ("versions", "reference/stability"),
     ("python 3.14", "reference/stability"),
     ("windows", "reference/stability"),
+    ("lock", "reference/glossary"),
+    ("what is a lock", "reference/glossary"),
     ("what is a lease", "reference/glossary"),
     ("memory", "reference/capacity"),
     ("performance", "benchmarks"),

@@ -246,7 +246,10 @@ def test_the_index_has_the_words_that_people_search_for(page: str) -> None:
 
 
 #: Words of the glossary, as a pattern each.
-WORDS = ("body|bodies", "leases?", "claims?", "markers?", "twins?", "fences?|fencing tokens?")
+WORDS = (
+    *("body|bodies", "leases?", "claims?", "markers?", "twins?", "fences?|fencing tokens?"),
+    *("put(?:s|ting)? back|put-backs?", "publishers?", "cooling down", "raw pairs?"),
+)
 #: For contributors, or no prose of its own. `monitoring.md` has the body of a response first.
 NOT_SEARCHED = {
     *("explanation/how-we-know.md", "explanation/architecture.md", "explanation/model.md"),
