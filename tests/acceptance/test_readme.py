@@ -14,7 +14,7 @@ import pytest
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.errors import DOCS
 from tests.harness.log import events_in
-from tests.harness.pages import block_with, blocks, run
+from tests.harness.pages import Page, block_with, blocks, run
 from tests.harness.processes import ROOT
 from tests.harness.worker import CeleryWorker
 
@@ -51,9 +51,8 @@ def test_the_first_example_prints_what_the_readme_says(example: Path) -> None:
 
 @pytest.fixture
 def catalog(example: Path, redis_url: str, worker: Callable[..., CeleryWorker]) -> str:
-    """The whole session about unique calls, of two pages; a worker runs its catalog.py."""
-    pages = [ROOT / f"docs/reference/{name}.md" for name in ("uniqueness", "debounce")]
-    text = "\n".join(page.read_text() for page in pages)
+    """The whole session about unique calls; a worker runs its catalog.py."""
+    text = (ROOT / "docs/reference/uniqueness.md").read_text()
     page = re.sub(r"redis://localhost:6379/\d", redis_url, text)
     (example / "catalog.py").write_text(block_with(page, "# catalog.py"))
     worker("catalog", concurrency=4)
@@ -65,6 +64,15 @@ def test_the_session_about_uniqueness_goes_as_printed(example: Path, catalog: st
     (example / "session.txt").write_text(catalog)
     done = run("-m", "doctest", "-o", "ELLIPSIS", "session.txt", folder=example)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_session_about_the_last_call_goes_as_printed(
+    example: Path, redis_url: str, worker: Callable[..., CeleryWorker]
+) -> None:
+    page = Page("reference/debounce.md", example, redis_url).write()
+    worker("documents", concurrency=4)
+    page.check()
 
 
 @pytest.mark.slow

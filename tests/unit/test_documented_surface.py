@@ -292,6 +292,11 @@ def test_a_word_that_is_used_before_its_definition_is_found() -> None:
     assert not undefined("A *body* is code.\n\nA body runs.\n", "body")
 
 
+def test_the_page_about_unique_calls_is_read_in_one_go() -> None:
+    """What has a page of its own, such as debounce, does not grow back into it."""
+    assert len((DOCS / "reference/uniqueness.md").read_text().split()) < 2500
+
+
 def test_rows_are_found_in_their_table_only() -> None:
     tables = (
         "| option | x |\n|---|---|\n| `a`, `b` | `c` |\n\n| other | x |\n|---|---|\n| `d` | |\n"
