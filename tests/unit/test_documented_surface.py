@@ -245,6 +245,20 @@ def test_the_index_has_the_words_that_people_search_for(page: str) -> None:
     assert set(SEARCHED[page]) <= {word.strip() for entry in entries for word in entry.split(", !")}
 
 
+def test_acks_late_is_recommended_with_reject_on_worker_lost_only() -> None:
+    """Alone it loses the job whose pool process is killed."""
+    sources = [
+        path for name in ("examples", "example_project") for path in (ROOT / name).rglob("*.py")
+    ]
+    shown = 0
+    for path in [*PAGES, *sources]:
+        for paragraph in re.split(r"\n\s*\n|\n(?=[|*] )", path.read_text()):
+            if "acks_late=True" in paragraph:
+                assert "reject_on_worker_lost=True" in paragraph, f"{path}: {paragraph}"
+                shown += 1
+    assert shown > 15
+
+
 #: Words of the glossary, as a pattern each.
 WORDS = (
     *("body|bodies", "leases?", "claims?", "markers?", "twins?", "fences?|fencing tokens?"),
