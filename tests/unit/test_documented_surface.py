@@ -10,9 +10,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 
+from celery_singleton_lock.cli.commands import calls_table
+from celery_singleton_lock.cli.table import COLUMNS, COUNTS, columns_at
 from tests.harness.processes import ROOT
 from tests.harness.surface import FILE
 
@@ -169,12 +172,19 @@ def test_each_command_and_each_of_its_options_is_described() -> None:
 
 def test_each_command_of_an_operator_has_a_row_and_each_row_a_command() -> None:
     shown = set()
-    for code in first_codes(section("reference/operations.md", "## Commands")):
+    table = table_with(section("reference/operations.md", "## Commands"), "command")
+    for code in first_codes(table):
         command, *words = code.split()
         shown.add(command)
         options = {(command, word) for word in words if word.startswith("--")}
         assert options <= set(listed(r"command: singleton (\w+): (--[\w-]+)")), code
     assert shown == {name for name, page in COMMAND_PAGES.items() if page == "operations.md"}
+
+
+def test_each_column_of_the_tables_of_an_operator_has_a_row_and_each_row_a_column() -> None:
+    page = (DOCS / "reference/operations.md").read_text()
+    columns = {*COLUMNS, *COUNTS, *columns_at(datetime.now(UTC)), *calls_table([]).split()}
+    assert set(first_codes(table_with(page, "column"))) == columns
 
 
 def test_each_option_of_serve_has_a_row_and_each_row_an_option() -> None:
