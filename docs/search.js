@@ -22,7 +22,8 @@ var Scorer = {
 
 // Sphinx finds an entry of the index only if the question is a part of its text: "unit tests" does not find "unit test".
 // Here an entry is found by its words, in any form and order, also among other words. An entry of the glossary needs a
-// question that has no other word, because its words are in most questions. A word that no page has does not count.
+// question that has no other word than "what is a", because its words are in most questions. A word that no page has does
+// not count.
 {
   const performSearch = Search._performSearch;
 
@@ -32,6 +33,8 @@ var Scorer = {
     const stemmer = new Stemmer();
     return new Set(words.map((word) => stemmer.stemWord(word)));
   };
+
+  const whatItMeans = (words) => words.filter((word) => !/^(what|is|are|an?|the|does|means?)$/.test(word));
 
   const withoutStopwords = (words) => words.filter((word) => !stopwords.has(word));
 
@@ -43,16 +46,19 @@ var Scorer = {
     return has.size && [...has].every((word) => asked.has(word)) ? has.size / asked.size : 0;
   };
 
+  const same = (one, other) => one.size === other.size && [...one].every((each) => other.has(each));
+
   const entriesFor = (question) => {
     const { docnames, filenames, indexentries, titles } = Search._index;
     const found = new Map();
     for (const [entry, places] of Object.entries(indexentries)) {
-      const matched = share(wordsOf(entry), question);
+      const words = wordsOf(entry);
+      const [matched, isAsked] = [share(words, question), same(stems(words), stems(whatItMeans(question)))];
       for (const [file, id, isMain] of places) {
-        const isFound = docnames[file] === "reference/glossary" ? matched === 1 : matched > 0;
+        const isFound = docnames[file] === "reference/glossary" ? isAsked : matched > 0;
         if (!isMain || !isFound) continue;
         const place = [docnames[file], titles[file], id ? `#${id}` : "", null];
-        const result = [...place, Math.round(100 * matched), filenames[file], SearchResultKind.index];
+        const result = [...place, Math.round(100 * (isAsked ? 1 : matched)), filenames[file], SearchResultKind.index];
         result[4] = Scorer.score(result);
         if (!(found.get(place.join())?.[4] >= result[4])) found.set(place.join(), result);
       }
@@ -69,9 +75,9 @@ var Scorer = {
   Search._performSearch = (query, searchTerms, ...others) => {
     const results = performSearch(query, new Set([...searchTerms].filter(isKnown)), ...others);
     for (const entry of entriesFor(wordsOf(query))) {
-      const same = results.findIndex((one) => one[0] === entry[0] && one[2] === entry[2] && one[6] === entry[6]);
-      if (same >= 0 && results[same][4] >= entry[4]) continue;
-      if (same >= 0) results.splice(same, 1);
+      const shown = results.findIndex((one) => one[0] === entry[0] && one[2] === entry[2] && one[6] === entry[6]);
+      if (shown >= 0 && results[shown][4] >= entry[4]) continue;
+      if (shown >= 0) results.splice(shown, 1);
       const above = results.findLastIndex((one) => one[4] <= entry[4]);
       results.splice(above + 1, 0, entry);
     }
