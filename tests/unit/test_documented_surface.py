@@ -273,13 +273,18 @@ def test_acks_late_is_recommended_with_reject_on_worker_lost_only() -> None:
 WORDS = (
     *("body|bodies", "leases?", "claims?", "markers?", "twins?", "fences?|fencing tokens?"),
     *("put(?:s|ting)? back|put-backs?", "publishers?", "cooling down", "raw pairs?"),
+    *("holders?", "ticks?", "wait queues?"),
 )
-#: For contributors, or no prose of its own. `monitoring.md` has the body of a response first.
+#: For contributors, or no prose of its own. `monitoring.md` has the body of a response first,
+#: `consensus-stores.md` the tick of a server.
 NOT_SEARCHED = {
     *("explanation/how-we-know.md", "explanation/architecture.md", "explanation/model.md"),
     *("reference/glossary.md", "changelog.md", "index.md"),
 }
-OTHER_SENSE = {("reference/monitoring.md", "body|bodies")}
+OTHER_SENSE = {
+    ("reference/monitoring.md", "body|bodies"),
+    ("reference/consensus-stores.md", "ticks?"),
+}
 
 
 def undefined(page: str, word: str) -> str:
