@@ -288,7 +288,7 @@ def cancel(
             wanted = {_task_id(app, name) for name in task_ids}
             calls = [*inspection.find_calls(app, wanted)]
     if calls and not (yes or dry_run):
-        question = f"Cancel these {len(calls)} calls?"
+        question = f"Cancel {_these(len(calls), 'call')}?"
         _confirm(calls_table(calls), question, as_json, done="cancelled", does="cancels")
     cancelled: dict[str, bool] = {}
     # The last one first: the end of the call at the head publishes the call behind it.
@@ -389,7 +389,7 @@ def _release_all(
         found = [*inspection.held_keys(app, chosen, report=report_foreign)]
     if found and not (yes or dry_run):
         lines = f"{table(found)}\n{_RISKS[False]}"
-        _confirm(lines, f"Release these {len(found)} keys?", as_json, **_RELEASE)
+        _confirm(lines, f"Release {_these(len(found), 'key')}?", as_json, **_RELEASE)
     freed = {
         held.key: not dry_run and inspection.release(app, held.key, held.token, reason=reason)
         for held in found
@@ -431,6 +431,10 @@ def _calls_of(app: Any, name: str) -> list[CallInQueue]:
     """The calls in the queue of the key that ``name`` means."""
     key = inspection.find_queue(app, name)
     return [*inspection.calls_in_queue(app, key)] if key else []
+
+
+def _these(number: int, noun: str) -> str:
+    return f"this {noun}" if number == 1 else f"these {number} {noun}s"
 
 
 def _confirm(

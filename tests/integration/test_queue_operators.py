@@ -291,6 +291,7 @@ def test_a_waiting_call_is_cancelled_with_a_result_and_never_runs(
     first, second, third = waiting(stage, name, 3)
     assert cli(stage, "cancel", second.id, answer="n\n")[0] == 1
     status, text = cli(stage, "cancel", second.id, "--reason", "wrong amount", answer="y\n")
+    assert "Cancel this call? [y/N]" in text
     assert (status, f"cancelled {second.id}" in text) == (0, True)
     with pytest.raises(TaskRevokedError, match="wrong amount"):
         second.get(timeout=30)
