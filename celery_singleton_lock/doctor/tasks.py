@@ -7,6 +7,7 @@ from typing import Any, Final
 from ..beat.election import check_leader_ttl
 from ..celery_compat import retries_lost_worker
 from ..errors import DOCS, SettingsError
+from ..policy import OnDuplicate, Policy
 from ..runtime import singleton_tasks
 from ..worker.bootstep import check_results, check_tasks, names_of
 from .context import Context, Findings, error, note, ok, warning
@@ -93,6 +94,28 @@ def check_lost_workers(context: Context) -> Findings:
             f"reject_on_worker_lost without acks_late has no effect: {names}",
             f"acks_late=True beside reject_on_worker_lost=True, see {_KILLED_PAGE}",
         )
+
+
+def check_keys(context: Context) -> Findings:
+    """Whether calls that replace each other's arguments can be equal."""
+    tasks = singleton_tasks(context.app)
+    if names := names_of(t for t in tasks if _replaces_nothing(context.policies.get(t.name))):
+        yield note(
+            "tasks",
+            f'on_duplicate="replace" has no effect without a key: {names}. All arguments are the '
+            "key, so calls with other arguments are other calls, and each runs",
+            'a key that leaves out what is to be replaced, such as key="customer:{customer_id}"',
+        )
+
+
+def _replaces_nothing(policy: Policy | None) -> bool:
+    # A debounce also decides when an equal call runs.
+    return (
+        policy is not None
+        and policy.on_duplicate is OnDuplicate.REPLACE
+        and policy.key is None
+        and policy.debounce is None
+    )
 
 
 def _survives_its_process(task: Any) -> bool:

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from celery.exceptions import TaskRevokedError
 
+from celery_singleton_lock import is_skipped
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.errors import DOCS
 from tests.harness.log import events_in
@@ -64,6 +67,69 @@ def test_the_session_about_uniqueness_goes_as_printed(example: Path, catalog: st
     (example / "session.txt").write_text(catalog)
     done = run("-m", "doctest", "-o", "ELLIPSIS", "session.txt", folder=example)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def options_for(wish: str) -> str:
+    """What the README says to write for it: the first code of its row."""
+    [written] = re.findall(rf"^\| {wish} \| `([^`]+)`", README, flags=re.MULTILINE)
+    return str(written)
+
+
+#: The tasks of the wishes that are about calls with different arguments.
+_WISHES = """
+import time
+from celery import Celery
+from celery_singleton_lock import PER_TASK, singleton_task
+
+app = Celery("wishes", broker={url!r}, backend={url!r})
+
+@singleton_task(app=app, {three})
+def three(number):
+    began = time.time()
+    time.sleep(0.5)
+    return began, time.time()
+
+@singleton_task(app=app, {newest})
+def newest(document_id, version):
+    time.sleep(0 if version == 2 else 60)
+    return version
+
+@singleton_task(app=app, {replaced})
+def replaced(document_id, text):
+    return text
+"""
+
+
+def test_wishes_about_calls_with_different_arguments_come_true(
+    example: Path,
+    redis_url: str,
+    worker: Callable[..., CeleryWorker],
+    load_app: Callable[..., ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wishes = {
+        "three": options_for("at most three runs of a task at a time"),
+        "newest": options_for("only the newest call for a document to run"),
+        "replaced": options_for(
+            "the queued message of a document to run with the newest arguments"
+        ),
+    }
+    (example / "wishes.py").write_text(_WISHES.format(url=redis_url, **wishes))
+    monkeypatch.syspath_prepend(str(example))
+    tasks = load_app("wishes")
+    worker("wishes", concurrency=5)
+    results = [tasks.three.delay(number).get for number in range(5)]
+    runs = [run for get in results if not is_skipped(run := get(timeout=30))]
+    assert len(runs) >= 3
+    for began, _ in runs:
+        assert sum(start <= began < end for start, end in runs) <= 3
+    first, second, third = [tasks.newest.delay("report", version) for version in range(3)]
+    assert third.get(timeout=30) == 2
+    for older in (first, second):
+        with pytest.raises(TaskRevokedError):
+            older.get(timeout=30)
+    calls = [tasks.replaced.apply_async(("report", text), countdown=1) for text in ("a", "b", "c")]
+    assert [call.get(timeout=30) for call in calls] == ["c"] * 3
 
 
 @pytest.mark.slow

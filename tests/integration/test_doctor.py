@@ -21,7 +21,7 @@ import redis
 from celery import Celery, Task
 from prometheus_client import CollectorRegistry
 
-from celery_singleton_lock import inspection, singleton_task
+from celery_singleton_lock import PER_TASK, inspection, singleton_task
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.doctor import Severity
 from celery_singleton_lock.doctor.servers import is_slow
@@ -492,6 +492,25 @@ def test_a_late_job_that_its_pool_process_takes_with_it_is_a_note(server: Privat
     assert finding.severity is Severity.NOTE
     assert "acks_late without reject_on_worker_lost: checked.work" in finding.text
     assert "reject_on_worker_lost=True" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "notes"),
+    [
+        ({"on_duplicate": "replace"}, 1),
+        ({"on_duplicate": "replace", "key": PER_TASK}, 0),
+        ({"debounce": 5}, 0),
+        ({}, 0),
+    ],
+    ids=["all arguments", "a key", "debounce", "another duplicate"],
+)
+def test_arguments_that_nothing_can_replace_are_a_note(
+    options: dict[str, Any], notes: int, server: PrivateServer
+) -> None:
+    app = app_on(server.url(), unique="until_start", **options)
+    texts = [each.text for each in found(app, "tasks") if each.severity is Severity.NOTE]
+    assert len(texts) == notes
+    assert all("has no effect without a key: checked.work" in text for text in texts)
 
 
 @pytest.mark.parametrize(
