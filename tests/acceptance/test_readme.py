@@ -11,9 +11,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from celery import Celery
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import is_skipped
+from celery_singleton_lock import PER_TASK, OnConflict, is_skipped, singleton_task
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.errors import DOCS
 from tests.harness.log import events_in
@@ -67,6 +68,23 @@ def test_the_session_about_uniqueness_goes_as_printed(example: Path, catalog: st
     (example / "session.txt").write_text(catalog)
     done = run("-m", "doctest", "-o", "ELLIPSIS", "session.txt", folder=example)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/recipes.md", "docs/how-to/choosing.md"])
+def test_the_options_that_a_row_says_to_write_are_accepted(page: str) -> None:
+    names = {"PER_TASK": PER_TASK, "OnConflict": OnConflict, "dict": dict}
+    rows = re.findall(r"^\| .*\|$", (ROOT / page).read_text(), flags=re.MULTILINE)
+    codes = [code for row in rows for code in re.findall(r"`([^`]+)`", row)]
+    written = [code for code in codes if re.match(r"(\w+)=(?!\.\.\.)", code)]
+    assert len(written) >= 10
+    app = Celery("rows", broker="memory://", set_as_current=False)
+    for number, code in enumerate(written):
+
+        def work(account_id: int, document_id: int, name: str) -> None: ...
+
+        options = eval(f"dict({code})", names)
+        singleton_task(app=app, name=f"work-{number}", shared=False, **options)(work)
+    app.close()
 
 
 def options_for(wish: str) -> str:
