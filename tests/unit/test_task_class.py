@@ -21,6 +21,8 @@ from celery_singleton_lock import (
     is_skipped,
     singleton_task,
 )
+from celery_singleton_lock.core.lease import Holder
+from celery_singleton_lock.message.skipped import skipped_value
 from celery_singleton_lock.testing import hold_lock
 from tests.harness.deliveries import wait_until_collected
 
@@ -148,6 +150,18 @@ def test_a_subclass_s_call_does_not_run_while_another_holds_the_key(
     work = keyed(celery_app, base)
     with hold_lock(work, "ann"):
         assert is_skipped(work.delay("ann").get())
+
+
+def test_a_result_of_a_call_that_has_not_ended_counts_as_not_skipped() -> None:
+    app = Celery("later", backend="cache+memory://", set_as_current=False)
+    result = app.AsyncResult("a-call")
+    assert not is_skipped(result), "and it waits for nothing"
+    app.backend.store_result(
+        result.id, skipped_value("t", "k", Holder(task="t", task_id="id")), "SUCCESS"
+    )
+    assert is_skipped(result)
+    assert is_skipped(result.get())
+    app.close()
 
 
 @pytest.mark.parametrize("base", WRAPPERS)
