@@ -23,7 +23,7 @@ var Scorer = {
 // Sphinx finds an entry of the index only if the question is a part of its text: "unit tests" does not find "unit test".
 // Here an entry is found by its words, in any form and order, also among other words. An entry of the glossary needs a
 // question that has no other word than "what is a", because its words are in most questions. A word that no page has does
-// not count.
+// not count, and if no page has all words, those are found that have most of them.
 {
   const performSearch = Search._performSearch;
 
@@ -53,6 +53,8 @@ var Scorer = {
     const found = new Map();
     for (const [entry, places] of Object.entries(indexentries)) {
       const words = wordsOf(entry);
+      // "celery-once" is one name, and not "celery ... once".
+      if (entry.includes("-") && !` ${question.join(" ")} `.includes(` ${words.join(" ")} `)) continue;
       const [matched, isAsked] = [share(words, question), same(stems(words), stems(whatItMeans(question)))];
       for (const [file, id, isMain] of places) {
         const isFound = docnames[file] === "reference/glossary" ? isAsked : matched > 0;
@@ -71,9 +73,26 @@ var Scorer = {
     return [terms, titleterms].some((words) => Object.keys(words).some((each) => each.includes(word)));
   };
 
+  const pagesWithMostOf = (terms) => {
+    const found = new Map();
+    for (const term of terms) {
+      for (const result of Search.performTermsSearch(new Set([term]), new Set())) {
+        result[4] /= terms.size;
+        const known = found.get(result[0]);
+        if (known) known[4] += result[4];
+        else found.set(result[0], result);
+      }
+    }
+    const pages = [...found.values()];
+    pages.forEach((page) => (page[4] = Scorer.score(page)));
+    return pages.sort(_orderResultsByScoreThenName).slice(-10);
+  };
+
   // The last result is shown first. Results that Sphinx puts last whatever their score stay there.
   Search._performSearch = (query, searchTerms, ...others) => {
-    const results = performSearch(query, new Set([...searchTerms].filter(isKnown)), ...others);
+    const known = new Set([...searchTerms].filter(isKnown));
+    const found = performSearch(query, known, ...others);
+    const results = found.length ? found : pagesWithMostOf(known);
     for (const entry of entriesFor(wordsOf(query))) {
       const shown = results.findIndex((one) => one[0] === entry[0] && one[2] === entry[2] && one[6] === entry[6]);
       if (shown >= 0 && results[shown][4] >= entry[4]) continue;
