@@ -15,6 +15,7 @@ An interval entry has a grid: the points ``last run + k * interval``. All times 
 from __future__ import annotations
 
 import logging
+import shelve
 import signal
 import threading
 from collections.abc import Iterable
@@ -289,8 +290,41 @@ class LeaderMixin(Scheduler):
         return believed
 
 
+class _Memory:
+    """What a schedule is kept in without a file, in place of the module shelve."""
+
+    @staticmethod
+    def open(filename: str, *, writeback: bool) -> shelve.Shelf[Any]:
+        return shelve.Shelf({}, writeback=writeback)
+
+
 class LeaderScheduler(LeaderMixin, PersistentScheduler):
-    """Celery's own scheduler with an election. Each process has its own schedule file."""
+    """Celery's own scheduler with an election. Each process has its own schedule file.
+
+    Where two share one, and dbm is `dbm.dumb`, each overwrites what the other reads. A process that
+    can't read its file continues without one, because the last runs are in the store.
+    """
+
+    persistence: Any = shelve
+    schedule_filename: str
+
+    def get_schedule(self) -> Any:
+        """The entries by name; from the configuration, if the file can't be read."""
+        try:
+            return super().get_schedule()
+        except Exception as exc:
+            if self.persistence is _Memory:
+                raise
+            logger.warning(
+                f"singleton beat: the schedule file {self.schedule_filename!r} can't be read any "
+                f"more ({exc!r}). If another beat runs in this folder, give each a --schedule FILE "
+                "of its own. This one continues without a file."
+            )
+            self.persistence = _Memory
+            self.setup_schedule()
+            return super().get_schedule()
+
+    schedule = property(get_schedule, PersistentScheduler.set_schedule)
 
     def never_ran(self, entry: ScheduleEntry) -> None:
         """Store the first point of the grid, so that it outlives this process and its file."""

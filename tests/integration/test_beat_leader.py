@@ -152,6 +152,23 @@ def test_a_clean_stop_hands_over_at_once_and_loses_nothing(
     assert longest_gap(sent) < 0.2 + EVERY + 0.5
 
 
+def test_a_beat_whose_schedule_file_is_overwritten_takes_over_all_the_same(
+    beats: Beats, ticks: Ticks, tmp_path: Path
+) -> None:
+    """As by another beat in its folder, if Python has no better dbm than `dbm.dumb`."""
+    [leader] = beats.add(1)
+    [standby] = beats.add(1, schedule=tmp_path / "schedule")
+    ticks.wait_for(2)
+    for file in tmp_path.glob("schedule*"):
+        file.write_bytes(b"")
+    beats.kill(leader)
+    standby.wait_for_event(EventName.LEADING)
+    ticks.wait_for(3)
+    standby.wait_for_log(r"WARNING.* singleton beat: the schedule file .* can't be read any more")
+    assert standby.alive
+    assert faults(ticks.of(), EVERY) == []
+
+
 @pytest.mark.slow
 def test_a_tick_that_is_being_sent_at_the_stop_is_sent(beats: Beats, ticks: Ticks) -> None:
     beats.add(1)
