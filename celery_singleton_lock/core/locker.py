@@ -397,7 +397,11 @@ class Locker:
             self.release(lease, release)
             return
 
+        ends_at = self.clock.now() + request.ttl
+
         def send(store: Store) -> None:
+            if self.clock.now() >= ends_at:
+                self._strike(request.token)  # a process has few notes, and the lease has ended
             store.release(release, timeout=timeout_for(request.ttl))
             self._strike(request.token)
 

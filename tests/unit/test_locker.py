@@ -28,6 +28,7 @@ from celery_singleton_lock.core.store import (
     Acquire,
     Granted,
     MarkerState,
+    QueuedAcquire,
     Refused,
     Relation,
     Release,
@@ -238,6 +239,28 @@ def test_an_acquire_never_answered_is_released_until_the_store_answers(
     bench.locker.queue.catch_up()
     assert bench.nothing_is_held()
     assert bench.events == []
+
+
+@pytest.mark.parametrize(("away", "is_undone"), [(500, True), (700, False)])
+def test_an_acquire_of_a_queued_call_is_undone_after_the_end_of_its_lease(
+    bench: Bench, away: float, is_undone: bool
+) -> None:
+    asked = request()
+    queued = QueuedAcquire(slots=asked.slots, token=asked.token, holder=asked.holder, ttl=asked.ttl)
+    bench.store.cues["acquire"] = [(True, StoreUnavailable("lost"))] * 2
+    bench.store.cues["release"] = [(False, StoreUnavailable("lost"))] * 2
+    with pytest.raises(StoreUnavailable):
+        bench.locker.acquire(queued)
+    assert bench.notes.held
+    bench.clock.advance(queued.ttl)
+    bench.locker.queue.catch_up()
+    assert not bench.notes.held, "a process has few notes, and the lease has ended"
+    assert not bench.locker.queue.is_empty
+    released = bench.names().count("release")
+    bench.clock.advance(away - queued.ttl)
+    bench.locker.queue.catch_up()
+    assert bench.names().count("release") == released + is_undone
+    assert bench.locker.queue.is_empty
 
 
 def test_the_releases_of_bodies_find_room_beside_those_of_acquires_never_answered(
