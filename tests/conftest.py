@@ -169,7 +169,7 @@ def private_redis() -> Iterator[PrivateServer]:
 @pytest.fixture(scope="session")
 def sentinels() -> Iterator[Sentinels]:
     """Sentinel over three servers, that tests share: no server is killed there."""
-    _need_a_server()
+    need_a_server()
     with Sentinels() as processes:
         yield processes
 
@@ -177,7 +177,7 @@ def sentinels() -> Iterator[Sentinels]:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Six nodes that tests share: no node is killed there, and slots that move are moved back."""
-    _need_a_server()
+    need_a_server()
     with Cluster() as processes:
         yield processes
 
@@ -185,7 +185,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def private_sentinels() -> Iterator[Sentinels]:
     """As `sentinels`, for this test alone."""
-    _need_a_server()
+    need_a_server()
     with Sentinels() as processes:
         yield processes
 
@@ -193,12 +193,13 @@ def private_sentinels() -> Iterator[Sentinels]:
 @pytest.fixture
 def private_cluster() -> Iterator[Cluster]:
     """As `cluster`, for this test alone."""
-    _need_a_server()
+    need_a_server()
     with Cluster() as processes:
         yield processes
 
 
-def _need_a_server() -> None:
+def need_a_server() -> None:
+    """Skip here, or fail in continuous integration, if there is no server of Redis."""
     try:
         find_binary()
     except ServerNotFound as error:

@@ -308,13 +308,15 @@ def _received(request: Any = None, **_: Any) -> None:
 def _taken(task_id: str = "", task: Any = None, **_: Any) -> None:
     # Where releases are observed, each waits for its reply. Those of tasks that are acknowledged
     # late do so anyway; those of the others do in every second worker.
-    if task.acks_late or sum(task.request.hostname.encode()) % 2:
+    observed = bool(task.acks_late or sum(task.request.hostname.encode()) % 2)
+    if observed:
         lease_released.connect(_released, weak=False)
     else:
         lease_released.disconnect(_released)
     delivery = Delivery.of(task.request)
     copy = [delivery.token.retries, delivery.sequence]
-    _write("taken", task_id=task_id, worker=task.request.hostname, copy=copy)
+    worker = task.request.hostname
+    _write("taken", task_id=task_id, worker=worker, copy=copy, observed=observed)
 
 
 @signals.task_postrun.connect(weak=False)

@@ -30,7 +30,8 @@
     revoked     the campaign has asked the workers to revoke a call
     refused     the lock raised LockConflict, whether or not Celery could store that
     skip        the call ended without having run, because its key was held
-    taken, left the task was entered by a pool process (``worker``, ``copy``); ended, with its
+    taken, left the task was entered by a pool process (``worker``, ``copy``; whether its release is
+                ``observed``); ended, with its
                 ``state`` (None: by SystemExit or the like, also after its body had returned)
     tick        a beat sent a tick: ``due``, ``beat`` (its process)
     death       a process was killed here, or had died before

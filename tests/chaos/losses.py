@@ -48,6 +48,8 @@ def unreported_losses(
             reports[record.task_id, record.fence].append(record.event)
     lives = _Lives(records)
     splits = [span(loss) for loss in events(records, "loss")]
+    taken = events(records, "taken")
+    unobserved = {(each.pid, each.task_id) for each in taken if not each.data.get("observed", True)}
     violations = []
     for key, of_key in by_key(found).items():
         for body, successor in _lost(of_key):
@@ -57,10 +59,9 @@ def unreported_losses(
             # The second one, where there is one, is of the marker that a done attempt leaves.
             if reported in (["release-failed"], ["release-failed"] * 2):
                 excused["losses unknown to a process whose release the store did not answer"] += 1
-            # Not every release of a task that is acknowledged early is observed.
-            elif (reported == ["released"] or not (reported or body.late)) and any(
-                since <= body.end and body.begin <= at for since, at in splits
-            ):
+            elif (
+                reported == ["released"] or (not reported and (body.pid, body.job) in unobserved)
+            ) and any(since <= body.end and body.begin <= at for since, at in splits):
                 excused["losses unknown to a process whose release an old master executed"] += 1
             elif not reported and lives.awake(body, successor.begin) < ttl + _SLOW:
                 excused["losses that a process did not live to report"] += 1

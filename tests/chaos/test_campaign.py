@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from example_project.private_server import ServerNotFound, find_binary, find_valkey
+from example_project.private_server import ServerNotFound, find_valkey
 from tests.chaos.bodies import bodies
 from tests.chaos.campaign import Campaign, Outcome, run
 from tests.chaos.clocks import find_libfaketime
@@ -21,7 +21,7 @@ from tests.chaos.report import report
 from tests.chaos.site import Plan
 from tests.chaos.twins import TWINS, Twin
 from tests.chaos.usage import KINDS, usages
-from tests.conftest import missing
+from tests.conftest import missing, need_a_server
 from tests.harness.journal import events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -32,10 +32,7 @@ ON_ONE_HOST = [twin for twin in TWINS if not twin.campaign.plan.hosts]
 
 @pytest.fixture(autouse=True)
 def _servers() -> None:
-    try:
-        find_binary()
-    except ServerNotFound as error:
-        missing(str(error))
+    need_a_server()
 
 
 def judged(campaign: Campaign, directory: Path) -> Outcome:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from example_project.private_server import ServerNotFound, find_binary
 from tests.chaos.twins import TWINS, Twin
-from tests.conftest import missing
+from tests.conftest import missing, need_a_server
 from tests.harness.etcd import find_etcd
 from tests.harness.processes import ROOT
 from tests.harness.zookeeper import find_zookeeper
@@ -23,10 +22,7 @@ WITH_HOSTS = [twin for twin in TWINS if twin.campaign.plan.hosts]
 
 @pytest.fixture(autouse=True)
 def _servers() -> None:
-    try:
-        find_binary()
-    except ServerNotFound as error:
-        missing(str(error))
+    need_a_server()
 
 
 def in_a_process_of_its_own(*options: str) -> str:

@@ -1013,6 +1013,15 @@ def test_a_release_that_an_old_master_has_executed_is_counted_and_no_violation()
     assert verdict.excused["losses unknown to a process whose release an old master executed"] == 1
 
 
+@pytest.mark.parametrize(("observed", "kinds"), [(False, []), (True, [Kind.UNREPORTED])])
+def test_nothing_is_reported_of_a_release_that_nothing_observes(
+    observed: bool, kinds: list[Kind]
+) -> None:
+    story = failed_over(since=0.5, at=6).add("lost", 2.5, task_id="job-b", fence=200)
+    story.add("taken", 0.9, task_id="job-a", worker="w", copy=[0, 0], observed=observed)
+    assert [each.kind for each in story.judge().of(Kind.UNREPORTED)] == kinds
+
+
 def test_a_release_after_the_old_master_was_demoted_is_no_excuse() -> None:
     assert released_late(since=-2, at=0.5).judge().of(Kind.RELEASED)
 

@@ -9,6 +9,8 @@ from uuid import uuid4
 import pytest
 import redis
 
+from tests.conftest import missing
+from tests.harness.browser import find_browser, open_browser
 from tests.harness.processes import Process
 from tests.harness.serve import ServeProcess
 from tests.harness.ticks import Ticks
@@ -31,6 +33,15 @@ def stage(
     app = getattr(request.module, "APP", APP)
     with open_stage(url, tmp_path_factory.mktemp(name), app) as stage:
         yield stage
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, for the tests of one module."""
+    if find_browser() is None:
+        missing("no Chromium with its driver. Debian: apt-get install chromium chromium-driver")
+    with open_browser() as browser:
+        yield browser
 
 
 @pytest.fixture

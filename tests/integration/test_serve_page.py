@@ -16,9 +16,8 @@ from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import Acquire
 from celery_singleton_lock.message.skipped import skipped_value
 from celery_singleton_lock.runtime import Runtime
-from tests.conftest import missing
 from tests.harness.app_module import fresh_module
-from tests.harness.browser import find_browser, open_browser, requested
+from tests.harness.browser import requested
 from tests.harness.deliveries import wait_until
 from tests.harness.journal import VARIABLE
 from tests.harness.serve import ServeProcess
@@ -113,14 +112,6 @@ def start(
 @pytest.fixture(scope="module")
 def server(start: Callable[..., ServeProcess]) -> ServeProcess:
     return start()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if find_browser() is None:
-        missing("no Chromium with its driver. Debian: apt-get install chromium chromium-driver")
-    with open_browser() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.conftest import missing
-from tests.harness.browser import find_browser, open_browser
 from tests.harness.deliveries import wait_until
 from tests.harness.processes import ROOT
 
@@ -51,14 +49,6 @@ def site(folder: Path) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if find_browser() is None:
-        missing("no Chromium with its driver. Debian: apt-get install chromium chromium-driver")
-    with open_browser() as browser:
-        yield browser
 
 
 def first_page(browser: Any, site: str, question: str) -> str:
