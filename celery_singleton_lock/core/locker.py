@@ -1,32 +1,24 @@
-"""Acquire, wait and release around the store: retries with one token, deadlines, registration.
+"""Acquire and release around the store: retries with one token, deadlines, registration.
 
 Overview
     The locker notes each lease for the worker's parent, acquires it, and registers it with the
     heartbeat. A release ends the renewal first. It waits for the reply, or leaves the reply to a
     later request of the process (`Store.release_async`). A release without a reply is passed to the
-    `StoreQueue`, which repeats it. A `Waiter` acquires a key that another client holds: in the
-    store's wait queue, or by polling.
+    `StoreQueue`, which repeats it. `lease_end` reports what the reply says about the lease.
 
 Guarantees
     A lease that is returned was granted to its token, is registered with the heartbeat, and its
     ``valid_until`` lies before the store's expiry. An acquire whose outcome is unknown is released
     by token, whatever the exception. A release never raises. It is repeated until the store answers
     it, while this process lives and the lease or the marker that it writes could exist in the
-    store. The end of a lease is reported once; RELEASE_FAILED when the release is given up.
-    A waiting client tries again within half a second, woken or not, and when the ttl in the last
-    refusal has passed. If a wake-up, the store's memory or the woken client is lost, the delay is
-    half a second. A client that leaves or vanishes is counted in the wait queue for at most 1.5 s.
-    A refused client looks once whether the holder's process is proven dead (`process`); then it
-    frees that lease and asks again. A store with a wait queue wakes the client that has waited
-    longest, and refuses other clients meanwhile.
+    store. A refused client looks once whether the holder's process is proven dead (`process`); then
+    it frees that lease and asks again.
 
 Non-guarantees
     A process may end before the store answers its release: then the worker's parent or the ttl
     frees the key. When the task ends, the kernel has accepted an asynchronous release, but the
     store may not have received it. If its connection breaks then, the release is resent with the
     next request of the process, or within a third of the ttl.
-    Polling clients acquire the key in no particular order. A client that reconnects may lose its
-    place in the wait queue.
 
 State model::
 
@@ -39,8 +31,7 @@ Failure handling
     The store may evict leases (`runtime`): the guard refuses each acquire, and nothing is sent.
     A request without a reply is sent twice: the second try uses a new connection. A release is then
     repeated by the queue, and the lease note stays, so that the worker's parent releases the lease
-    if this process dies. If a repeated release finds nothing, the trace of the key decides between
-    a release that an earlier try carried out and a loss; if it can't, the event says so.
+    if this process dies.
 """
 
 from __future__ import annotations
@@ -50,30 +41,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from ..errors import StoreError, StoreUnavailable
 from . import native, observers
-from .backoff import backoff
 from .clock import Clock
 from .events import Event, EventName, Events
-from .heartbeat import MAX_TIMEOUT, NOTES_TIMEOUT, Heartbeat, LossHandler, notes_on, timeout_for
-from .lease import (
-    Holder,
-    Kind,
-    Lease,
-    Loss,
-    LossReason,
-    Phase,
-    Record,
-    SharedDeadline,
-    Token,
-    reason_of_loss,
-    trust_of,
-)
+from .heartbeat import MAX_TIMEOUT, Heartbeat, LossHandler, timeout_for
+from .lease import Holder, Kind, Lease, Phase, Record, SharedDeadline, Token, trust_of
+from .lease_end import LeaseEnds
 from .process import is_proven_dead
 from .store import (
     Acquire,
+    Granted,
     GrantedArguments,
     QueuedRelease,
     Refused,
@@ -81,7 +61,6 @@ from .store import (
     Release,
     ReleaseReply,
     Store,
-    Trace,
 )
 from .store_queue import StoreQueue
 
@@ -93,21 +72,8 @@ _ACQUIRED, _RELEASED = EventName.ACQUIRED, EventName.RELEASED
 # Seconds after an asynchronous release within which its event follows, also if the process makes no
 # further request.
 _REPORTED_WITHIN: Final = 1.0
-# Seconds. The heartbeat's thread may send this request too, and renewals wait for the reply then.
-_TRACE_TIMEOUT: Final = NOTES_TIMEOUT
-_POLL: Final = 0.05
-_LONGEST_POLL: Final = 0.5
-# Seconds. The server's clock counts whole milliseconds, so a try exactly at the end of a ttl would
-# be too early.
-_AFTER_THE_END: Final = 0.002
-# The time of three tries, so that a slow client keeps its position in the queue.
-_COUNTED: Final = 3 * _LONGEST_POLL
 # Seconds for which the release of an acquire without a reply is repeated for a call of a queue.
 _UNDO_FOR: Final = 600.0
-_UNKNOWN: Final = (
-    "the release got no reply, and the store no longer had the lease when the release was sent "
-    "again: the first try released it, or it had been lost before; the store does not say which"
-)
 
 
 class LeaseNotes(Protocol):
@@ -137,6 +103,7 @@ class Locker:
         self.clock = clock
         self.heartbeat = heartbeat
         self._events = events
+        self._ends = LeaseEnds(store, clock, events, heartbeat)
         self._outages = heartbeat.outages
         self._down = self._outages.since
         self._lease_notes = lease_notes
@@ -171,58 +138,31 @@ class Locker:
         """
         if self.guard is not None:
             self.guard()
-        lease, notes = None, self._lease_notes
-        if notes is not None:
-            claim = request.claim.key if request.claim else ""
-            notes.note(request.slots, request.token.text, request.ttl, claim)
+        self._note(request.slots, request)
         try:
             timeout = timeout_for(request.ttl)
-            sent = self.clock.now()
+            began = sent = self.clock.now()
             try:
                 reply = self.store.acquire(request, timeout=timeout)
             except StoreUnavailable:
                 # The second try uses a new connection: a restart of the server breaks all idle
                 # connections.
-                since, sent = since or sent, self.clock.now()
+                sent = self.clock.now()
                 reply = self.store.acquire(request, timeout=timeout)
             if self._down:
                 self._outages.end(request.slots[0])
+            if isinstance(reply, Refused) and (dead := leases_of_the_dead(request.holder, reply)):
+                self._free(dead, request, timeout)
+                sent = self.clock.now()
+                reply = self.store.acquire(request, timeout=timeout)
             if isinstance(reply, Refused):
-                holder = request.holder
-                if holder.process and (dead := leases_of_the_dead(holder, reply)):
-                    self._free(dead, request, timeout)
-                    since, sent = since or sent, self.clock.now()
-                    reply = self.store.acquire(request, timeout=timeout)
-                if isinstance(reply, Refused):
-                    self._strike(request.token)
-                    return reply
-            ttl = request.ttl if reply.ttl is None else min(request.ttl, reply.ttl)
-            lease = Lease(
-                key=reply.key,
-                token=request.token,
-                ttl=ttl,
-                holder=request.holder,
-                valid_until=sent + trust_of(ttl, self._trusted),
-                acquired_at=sent,
-                clock=self.clock,
-                fence_number=reply.fence,
-                hold_until=_FOREVER if max_hold is None else sent + max_hold,
-                claim_key=request.claim.key if request.claim and request.claim.phase else "",
-            )
-            if isinstance(reply, GrantedArguments):
-                lease.arguments = reply.arguments
-            if self.clock.now() >= lease.valid_until:
-                raise StoreUnavailable(
-                    f"the grant of {request.slots[0]!r} arrived after its ttl of {lease.ttl} s"
-                )
-            if notes is not None:
-                if len(request.slots) > 1:
-                    notes.note((reply.key,), request.token.text, request.ttl, claim)
-                lease.shared = notes.share(lease)
+                self._strike(request.token)
+                return reply
+            lease = self._granted(request, reply, sent, max_hold)
             self.heartbeat.add(lease, on_lost)
             if self._events.observes(_ACQUIRED):
-                waited = round(self.clock.now() - (since or sent), 3)
-                data = {"fence": reply.fence, "ttl": ttl, "waited": waited}
+                waited = round(self.clock.now() - (since or began), 3)
+                data = {"fence": reply.fence, "ttl": lease.ttl, "waited": waited}
                 self._events.emit_for(lease, EventName.ACQUIRED, **data)
         except BaseException as exc:
             # The exception may be a soft time limit or SIGTERM, between sending and reading or
@@ -231,6 +171,39 @@ class Locker:
                 self._outages.begin(request.slots[0])
             self.forget(request)
             raise
+        return lease
+
+    def _granted(
+        self, request: Acquire, grant: Granted, sent: float, max_hold: float | None
+    ) -> Lease:
+        """The lease of a ``grant`` to a request that was ``sent`` at that time.
+
+        Raises:
+            StoreUnavailable: The reply has come too late.
+        """
+        ttl = request.ttl if grant.ttl is None else min(request.ttl, grant.ttl)
+        lease = Lease(
+            key=grant.key,
+            token=request.token,
+            ttl=ttl,
+            holder=request.holder,
+            valid_until=sent + trust_of(ttl, self._trusted),
+            acquired_at=sent,
+            clock=self.clock,
+            fence_number=grant.fence,
+            hold_until=_FOREVER if max_hold is None else sent + max_hold,
+            claim_key=request.claim.key if request.claim and request.claim.phase else "",
+        )
+        if isinstance(grant, GrantedArguments):
+            lease.arguments = grant.arguments
+        if self.clock.now() >= lease.valid_until:
+            raise StoreUnavailable(
+                f"the grant of {request.slots[0]!r} arrived after its ttl of {lease.ttl} s"
+            )
+        if len(request.slots) > 1:
+            self._note((grant.key,), request)
+        if self._lease_notes is not None:
+            lease.shared = self._lease_notes.share(lease)
         return lease
 
     def release(self, lease: Lease, request: Release) -> ReleaseReply | None:
@@ -261,7 +234,7 @@ class Locker:
             return None
         # The note is erased last: if this process is killed in between, its parent reports the end.
         try:  # a sink may be interrupted by a soft time limit or SIGTERM
-            self._report_end(lease, request, reply, resent or interrupted)
+            self._ends.report(lease, request, reply, resent or interrupted)
         finally:
             self._strike(lease.token)
         return reply
@@ -311,12 +284,9 @@ class Locker:
         That body may be waiting for its own grant, whose ttl runs.
         """
         self.heartbeat.confirmed(lease)
-        watched = self._events.observes(_RELEASED)
-        if outcome is ReleaseReply.OURS and not (watched and self._events.reaches_sinks(_RELEASED)):
+        if outcome is ReleaseReply.OURS and not self._events.reaches_sinks(_RELEASED):
             try:
-                if watched and not lease.reported:
-                    self._report_released(lease)
-                lease.reported = True
+                self._ends.released(lease)
             finally:
                 self._strike(lease.token)
             return
@@ -325,7 +295,7 @@ class Locker:
                 self._repeat(lease, request, outcome, resent)
                 return
             try:
-                self._report_end(lease, request, outcome, resent)
+                self._ends.report(lease, request, outcome, resent)
             finally:
                 self._strike(lease.token)
 
@@ -341,7 +311,7 @@ class Locker:
 
         def give_up(why: object) -> None:
             left = (lease.released_at or 0.0) + lease.ttl - self.clock.now()
-            self._report_failed(lease, str(why), frees_in=round(max(0.0, left), 3))
+            self._ends.failed(lease, str(why), frees_in=round(max(0.0, left), 3))
 
         def again(store: Store) -> None:
             nonlocal resent
@@ -355,7 +325,7 @@ class Locker:
             self._outages.end(lease.key)
             try:
                 # A lease that has expired since its body ended was not lost.
-                self._report_end(lease, request, reply, resent or passed >= lease.ttl)
+                self._ends.report(lease, request, reply, resent or passed >= lease.ttl)
             finally:
                 self._strike(lease.token)
 
@@ -377,7 +347,7 @@ class Locker:
     def abandon(self, lease: Lease) -> None:
         """Leave ``lease`` to its ttl, because its release was interrupted."""
         self.heartbeat.discard(lease)
-        self._report_failed(lease, "the release was interrupted", frees_in=lease.ttl)
+        self._ends.failed(lease, "the release was interrupted", frees_in=lease.ttl)
 
     def forget(self, request: Acquire) -> None:
         """Release the lease that ``request`` may have been granted; never raises a StoreError.
@@ -447,64 +417,15 @@ class Locker:
             )
         )
 
+    def _note(self, keys: Sequence[str], request: Acquire) -> None:
+        """Note that ``request`` may have a lease on one of ``keys``, for the worker's parent."""
+        if self._lease_notes is not None:
+            claim = request.claim.key if request.claim else ""
+            self._lease_notes.note(keys, request.token.text, request.ttl, claim)
+
     def _strike(self, token: Token) -> None:
         if self._lease_notes is not None:
             self._lease_notes.strike(token.text)
-
-    def _report_end(
-        self, lease: Lease, request: Release, reply: ReleaseReply, resent: bool
-    ) -> None:
-        """Report ``lease`` as released or lost; once, and not if its loss was reported before.
-
-        Args:
-            lease: The lease that has ended.
-            request: The release of the lease.
-            reply: The store's reply to the last try.
-            resent: Whether an earlier try without a reply may have been carried out.
-        """
-        if lease.reported:
-            return
-        if reply is ReleaseReply.OURS:
-            lease.reported = True
-            if self._events.observes(_RELEASED):
-                self._report_released(lease)
-            return
-        trace = self._trace(lease)
-        reason, detail = reason_of_loss(lease, trace.record is not None, self._note_on(lease))
-        if resent and reason is not LossReason.OPERATOR:
-            elapsed = self.clock.now() - (lease.released_at or 0.0)
-            lost = was_lost(lease, request, trace, elapsed)
-            if lost is None:
-                self._report_failed(lease, _UNKNOWN, frees_in=0.0)
-                return
-            if not lost:
-                self._report_end(lease, request, ReleaseReply.OURS, resent)
-                return
-        # Another body may have run at the same time: the store was emptied or an operator freed the
-        # key between two renewals, or this process was stopped and its body resumed before the
-        # heartbeat.
-        lease.reported = True
-        lease.loss = Loss(reason=reason, at=self.clock.now(), detail=detail)
-        self.heartbeat.report_loss(lease, lease.loss, "body-ended")
-
-    def _report_released(self, lease: Lease) -> None:
-        held = (lease.released_at or self.clock.now()) - lease.acquired_at
-        self._events.emit_for(lease, _RELEASED, held=round(held, 3))
-
-    def _report_failed(self, lease: Lease, error: str, *, frees_in: float) -> None:
-        if not lease.reported:
-            lease.reported = True
-            self._events.emit_for(lease, EventName.RELEASE_FAILED, error=error, frees_in=frees_in)
-
-    def _note_on(self, lease: Lease) -> str | None:
-        return notes_on(self.store, [lease], min(timeout_for(lease.ttl), NOTES_TIMEOUT))[0]
-
-    def _trace(self, lease: Lease) -> Trace:
-        try:
-            timeout = min(timeout_for(lease.ttl), _TRACE_TIMEOUT)
-            return self.store.trace(lease.key, timeout=timeout)
-        except StoreError:
-            return Trace(record=None)
 
 
 def _sent_later(request: Release, seconds: float, store: Store) -> Release:
@@ -544,7 +465,7 @@ def leases_of_the_dead(own: Holder, refused: Refused) -> Sequence[Record]:
         own: The description of the refused client.
         refused: The refusal.
     """
-    if refused.relation is Relation.LATER:
+    if refused.relation is Relation.LATER or not own.process:
         return ()
     return [
         record
@@ -554,131 +475,3 @@ def leases_of_the_dead(own: Holder, refused: Refused) -> Sequence[Record]:
         and record.holder.process
         and is_proven_dead(record.holder.process, record.holder.pid, own.process)
     ]
-
-
-def was_lost(lease: Lease, request: Release, trace: Trace, elapsed: float) -> bool | None:
-    """Whether a lease that a release sent twice did not find was lost before the first try.
-
-    Args:
-        lease: The lease.
-        request: The release of the lease.
-        trace: The content of the store now.
-        elapsed: Seconds between the sending of the first try and the arrival of ``trace``.
-
-    Returns:
-        None if both are possible: the first try was carried out and its reply lost, or the key was
-        deleted by other means.
-    """
-    record = trace.record
-    if record is not None and (
-        record.token == str(request.next_token) or record.token.endswith(f"|{request.token.nonce}")
-    ):
-        return False  # the first try changed the key: reserved, cooling, or kept for a waiter
-    if trace.fence is None:
-        return None
-    if lease.fence_number is not None and trace.fence < lease.fence_number:
-        return True  # the store has lost the grant itself
-    if record is not None and record.fence is not None:
-        # The store's clock. If it was set back, the grant may lie in its future and proves nothing.
-        granted = record.fence / 1e6
-        if granted < trace.now - elapsed:
-            return True
-    return None
-
-
-class Waiter:
-    """One client that waits for one key.
-
-    Its owner calls :meth:`acquire` and :meth:`wait` in a loop, and :meth:`leave` at the end.
-
-    Args:
-        locker: The locker of the process.
-        request: The request for the lease.
-    """
-
-    def __init__(self, locker: Locker, request: Acquire) -> None:
-        self._locker, self.clock = locker, locker.clock
-        self._ticket = locker.store.ticket(
-            request.slots[0], request.token.nonce, timeout=timeout_for(request.ttl)
-        )
-        self._arrived_at = self.clock.now()
-        self._counted = False  # whether the store may count this client in the queue
-        self._handoff = ""
-        self._tries = 0
-
-    def acquire(self, request: Acquire, *, waits: bool, **options: Any) -> Lease | Refused:
-        """`Locker.acquire`, with this client's ticket in the wait queue.
-
-        Args:
-            request: The next request.
-            waits: Whether the client will wait if another client has the key.
-            **options: Further arguments of `Locker.acquire`.
-        """
-        handoff, self._handoff = self._handoff, ""
-        joins = waits and self._ticket is not None
-        if joins or self._counted:
-            # Set before the request is sent, because the outcome of an interrupted request is
-            # unknown.
-            self._counted = True
-            request = replace(request, wait_ttl=_COUNTED if joins else 0.0, handoff=handoff)
-        reply = self._locker.acquire(request, since=self._arrived_at, **options)
-        if isinstance(reply, Lease):
-            self._counted = False
-        elif reply.relation is Relation.OTHER:
-            self._counted = joins
-        return reply
-
-    def waited(self) -> float:
-        """Seconds since the client came."""
-        return self.clock.now() - self._arrived_at
-
-    def wait(self, refused: Refused, longest: float) -> None:
-        """Block until woken, or until the next try.
-
-        Args:
-            refused: The last reply.
-            longest: Seconds until the client gives up.
-        """
-        if self.queues(refused) and self.look(self.pause(refused, longest)):
-            return
-        self.clock.sleep(self.pause(refused, longest))
-
-    def queues(self, refused: Refused) -> bool:
-        """Whether the store may wake this client before the next try."""
-        # Claims end without running release.lua, so nothing would wake this client.
-        return self._ticket is not None and not (
-            refused.record and refused.record.kind is Kind.CLAIM
-        )
-
-    def pause(self, refused: Refused, longest: float) -> float:
-        """Seconds until the next try; the arguments are those of :meth:`wait`."""
-        if self.queues(refused):
-            # The ttl of a key without expiry (after an operator's PERSIST) is 0 here.
-            ttl_left = (refused.record and refused.record.ttl) or _LONGEST_POLL
-            return min(longest, ttl_left + _AFTER_THE_END, _LONGEST_POLL)
-        self._tries += 1
-        return min(longest, backoff(_POLL, _LONGEST_POLL, self._tries - 1))
-
-    def look(self, seconds: float) -> bool:
-        """Join the queue, and wait at most ``seconds`` until woken; False: this client polls."""
-        assert self._ticket is not None
-        handoff = self._ticket.wait(seconds)
-        if handoff is None:
-            self._ticket = None  # poll from now on; the next request leaves the queue
-        else:
-            self._handoff = handoff
-        return handoff is not None
-
-    @property
-    def woken(self) -> bool:
-        """Whether a release has woken this client since its last try."""
-        return bool(self._handoff)
-
-    def fileno(self) -> int | None:
-        """See `Ticket`."""
-        return None if self._ticket is None else self._ticket.fileno()
-
-    def leave(self) -> None:
-        """End the waiting; never raises a StoreError."""
-        if self._ticket is not None:
-            self._ticket.leave(counted=self._counted)

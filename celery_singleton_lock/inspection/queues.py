@@ -22,7 +22,7 @@ from ..core.key import stored_names
 from ..core.lease import Token
 from ..core.threads import within
 from ..errors import SettingsError, StoreError, StoreUnavailable
-from ..message.stored import StoredMessage
+from ..message.stored_message import StoredMessage
 from ..publish.queue import emit, free_claim, publish_hint, token_of
 from ..publish.queue_results import RESULT_TIMEOUT, TAKEN_OUT, has_ended, revoke
 from ..runtime import Runtime

@@ -41,7 +41,7 @@ from ..core.store import Store
 from ..errors import QueueFull, SettingsError, StoreError, StoreUnavailable
 from ..message.claim import JOINED, TASK_RUN, Claim
 from ..message.header import Delivery, header_of
-from ..message.stored import Capture, StoredMessage
+from ..message.stored_message import Capture, StoredMessage
 from ..message.times import seconds_until
 from ..policy import Policy
 from ..runtime import Runtime

@@ -16,7 +16,7 @@ from celery.exceptions import WorkerLostError
 from kombu.serialization import loads, prepare_accept_content
 
 from ..celery_compat import backend_of
-from ..message.stored import StoredMessage
+from ..message.stored_message import StoredMessage
 from ..message.times import done_at
 
 logger = logging.getLogger("celery_singleton_lock")

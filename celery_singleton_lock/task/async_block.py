@@ -40,9 +40,9 @@ from celery import Celery
 
 from ..core.heartbeat import LossHandler
 from ..core.lease import Lease, Token
-from ..core.locker import Waiter
 from ..core.store import Refused
 from ..core.threads import running_task
+from ..core.waiter import Waiter
 from ..errors import LeaseLost
 from ..runtime import Runtime
 from .context import Block, Steps, Wait

@@ -19,8 +19,9 @@ from ..core import native, observers
 from ..core.heartbeat import LossHandler
 from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Token
-from ..core.locker import Locker, Waiter
+from ..core.locker import Locker
 from ..core.store import Acquire, Refused, Release
+from ..core.waiter import Waiter
 from ..errors import LeaseLost, LockConflict, NoLease, StoreError
 from ..message.header import mint_nonce
 from ..runtime import Runtime

@@ -24,7 +24,7 @@ from kombu import Exchange, Queue
 
 from ..celery_compat import delays_natively, driver_of
 from ..message.header import HEADER, QUEUE_KEY, SERIALIZER_KEY
-from ..worker.origin import reached_with_delay, without_delay
+from ..worker.message_origin import reached_with_delay, without_delay
 
 #: The delay of a put-back in seconds. It doubles at each try, up to the second number, and half of
 #: it is jitter (`core.backoff`).

@@ -18,7 +18,7 @@ from ..core.heartbeat import MAX_TIMEOUT, timeout_for
 from ..core.store import Acquire, QueuedAcquire, QueuedRelease, Refused, Relation, Release, Store
 from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..message.header import Delivery, header_of
-from ..message.stored import Capture
+from ..message.stored_message import Capture
 from ..policy import ConflictAction
 from ..publish.queue import claim_of, publish_hint
 from . import claim as claims

@@ -66,7 +66,7 @@ from ..core.backoff import backoff
 from ..core.events import Event, EventName
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Lease, Token
-from ..core.locker import Locker, Waiter
+from ..core.locker import Locker
 from ..core.store import (
     Acquire,
     ClaimChange,
@@ -77,6 +77,7 @@ from ..core.store import (
     Release,
     ReleaseReply,
 )
+from ..core.waiter import Waiter
 from ..errors import LockConflict, StoreError
 from ..message.claim import JOINED, TASK_RUN, Claim
 from ..message.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce

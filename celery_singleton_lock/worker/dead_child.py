@@ -52,8 +52,8 @@ from ..message.header import call_of, header_of, options_of
 from ..policy import Unique
 from ..runtime import Runtime
 from . import queue_place
-from .ask import TIMEOUT, ask, ask_later
 from .discarded import report
+from .main_thread import TIMEOUT, ask, ask_later
 from .shared_memory import DeadLease, SharedMemory
 
 logger = logging.getLogger("celery_singleton_lock")

@@ -25,7 +25,7 @@ from ..core.store import Store
 from ..publish.queue import claim_in
 from ..runtime import Runtime
 from . import queue_place
-from .ask import TIMEOUT, ask_later
+from .main_thread import TIMEOUT, ask_later
 
 logger = logging.getLogger("celery_singleton_lock")
 

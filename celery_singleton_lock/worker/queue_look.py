@@ -29,7 +29,7 @@ from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Token
 from ..core.store import Store
 from ..errors import StoreError, StoreUnavailable
-from ..message.stored import StoredMessage
+from ..message.stored_message import StoredMessage
 from ..publish.queue import (
     emit,
     free_claim,

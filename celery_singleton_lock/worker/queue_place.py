@@ -18,7 +18,7 @@ from ..message.header import header_of
 from ..policy import ConflictAction
 from ..publish.queue import delivery_of, emit
 from ..runtime import Runtime
-from .ask import TIMEOUT, ask, ask_later
+from .main_thread import TIMEOUT, ask, ask_later
 
 # Seconds in which the message of a call comes back that Celery or the broker requeues.
 _COMES_BACK = 60.0

@@ -3,8 +3,8 @@
 Celery creates one request per message. The request of a singleton task gives the delivery a nonce
 of its own before a child sees it, because neither the task id nor ``redelivered`` identifies a
 delivery. It removes foreign headers with this library's names, and notes the queue of the message
-(`worker.origin`). If a pool child died or is being killed, it settles the leases of the child
-(`worker.dead_child`).
+(`worker.message_origin`). If a pool child died or is being killed, it settles the leases of the
+child (`worker.dead_child`).
 
 All of this runs in the main thread of the worker's parent (prefork), or in the thread that consumes
 messages, which must not wait for the store. In other pools than prefork the request is in the
@@ -42,7 +42,7 @@ from ..message.header import (
 from ..runtime import Runtime
 from . import queue_place
 from .dead_child import discard_claim, is_alive, is_requeued, settle_claim, settle_leases
-from .origin import find_origin
+from .message_origin import find_origin
 
 logger = logging.getLogger("celery_singleton_lock")
 

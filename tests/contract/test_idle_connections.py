@@ -33,7 +33,7 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.etcd.gateway import Gateway
-from celery_singleton_lock.stores.idle import MAX_IDLE, IdleSweep
+from celery_singleton_lock.stores.idle_connections import MAX_IDLE, IdleSweep
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.scripts import pack
 from celery_singleton_lock.stores.redis.store import RedisStore

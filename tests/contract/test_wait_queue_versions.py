@@ -17,7 +17,6 @@ import redis
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason
-from celery_singleton_lock.core.locker import Waiter
 from celery_singleton_lock.core.store import (
     RENEWED,
     Acquire,
@@ -28,6 +27,7 @@ from celery_singleton_lock.core.store import (
     Renewal,
     Store,
 )
+from celery_singleton_lock.core.waiter import Waiter
 from celery_singleton_lock.stores.redis import scripts as module
 from celery_singleton_lock.stores.redis.scripts import Command, Script, milliseconds
 from celery_singleton_lock.stores.redis.store import RedisStore

@@ -31,7 +31,7 @@ from celery_singleton_lock import (
     runtime,
     singleton_task,
 )
-from celery_singleton_lock.core import locker
+from celery_singleton_lock.core import waiter
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer
 from tests.harness.keys import EVERY_NAME
@@ -189,8 +189,8 @@ def test_200_waiting_coroutines_occupy_no_thread_and_delay_no_other_block(
     # There is one thread: the first client that waited in it would keep the others from joining the
     # queue. And none of them looks by itself: each that gets the key was woken.
     monkeypatch.setattr(runtime, "_MOST_COMMANDS", 1)
-    monkeypatch.setattr(locker, "_LONGEST_POLL", 20 * PATIENCE)
-    monkeypatch.setattr(locker, "_COUNTED", 60 * PATIENCE)
+    monkeypatch.setattr(waiter, "_LONGEST_POLL", 20 * PATIENCE)
+    monkeypatch.setattr(waiter, "_COUNTED", 60 * PATIENCE)
 
     async def wait_for_it() -> None:
         async with hold("k", scope=SCOPE, wait=PATIENCE, app=app) as lease:

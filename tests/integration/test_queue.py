@@ -34,7 +34,7 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.process import identity_of_this_process
 from celery_singleton_lock.errors import LockConflict, QueueFull, StoreError, StoreUnavailable
 from celery_singleton_lock.message.header import HEADER
-from celery_singleton_lock.message.stored import StoredMessage
+from celery_singleton_lock.message.stored_message import StoredMessage
 from celery_singleton_lock.publish.queue import publish_hint, token_of
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.call_queue import RedisCallQueue

@@ -28,7 +28,7 @@
 #define TRUST (TTL - DRIFT)
 /* Ticks that a key is reserved for the woken client, and that the handoff token lasts. [stores/redis/lua/wait_queue.lua] */
 #define RESERVED 1
-/* Ticks that a client counts as waiting after a refused acquire. [core/locker.py Waiter.acquire] */
+/* Ticks that a client counts as waiting after a refused acquire. [core/waiter.py Waiter.acquire] */
 #define COUNTED 2
 
 /* Where a client is. */
@@ -215,7 +215,7 @@ end:
       c[me].again = 1;
       ask() }
 
-  /* No reply, or it comes too late: release by token, which may arrive or not. [core/locker.py Locker.forget] [core/locker.py Waiter.leave] */
+  /* No reply, or it comes too late: release by token, which may arrive or not. [core/locker.py Locker.forget] [core/waiter.py Waiter.leave] */
   :: d_step { c[me].at == ASKING ->
       release(me + 1);
       leave();
@@ -224,7 +224,7 @@ end:
       leave();
       verify() }
 
-  /* The grant is read. [core/locker.py Locker.acquire] [core/locker.py Waiter.leave] */
+  /* The grant is read. [core/locker.py Locker.acquire] [core/waiter.py Waiter.leave] */
   :: d_step { c[me].request == YES && c[me].request_trust > 0 ->
       c[me].trust = c[me].request_trust;
       stop_asking();
@@ -232,7 +232,7 @@ end:
       c[me].at = BODY;
       verify() }
 
-  /* The refusal is read: a waiting client continues to wait, the other one is skipped. [core/locker.py Waiter.acquire] [task/run.py TaskRun._refuse] */
+  /* The refusal is read: a waiting client continues to wait, the other one is skipped. [core/waiter.py Waiter.acquire] [task/run.py TaskRun._refuse] */
   :: d_step { c[me].request == NO ->
       if
       :: WAITS(me) ->
@@ -241,7 +241,7 @@ end:
       :: else -> leave()
       fi }
 
-  /* Block on the list of handoff tokens. [core/locker.py Waiter.wait] [stores/redis/wait_queue.py RedisTicket.wait] [stores/redis/wait_queue.py RedisTicket._block] */
+  /* Block on the list of handoff tokens. [core/waiter.py Waiter.wait] [stores/redis/wait_queue.py RedisTicket.wait] [stores/redis/wait_queue.py RedisTicket._block] */
   :: d_step { c[me].at == WAITING && !c[me].blocks && c[me].handoff == NOTHING -> c[me].blocks = 1 }
 
   /* The server gives a handoff token to a blocked client, also while that client polls. [stores/redis/lua/wait_queue.lua] */
@@ -251,17 +251,17 @@ end:
       listed = 0;
       woken = me + 1 }
 
-  /* Woken: acquire with the handoff token. [core/locker.py Waiter.acquire] */
+  /* Woken: acquire with the handoff token. [core/waiter.py Waiter.acquire] */
   :: d_step { c[me].at == WAITING && c[me].handoff != NOTHING ->
       ask() }
 
 #ifndef NO_POLLING
-  /* Not woken, and half a second has passed: poll. [core/locker.py Waiter.wait] [core/locker.py Waiter.acquire] */
+  /* Not woken, and half a second has passed: poll. [core/waiter.py Waiter.wait] [core/waiter.py Waiter.acquire] */
   :: d_step { c[me].at == WAITING && c[me].handoff == NOTHING ->
       ask() }
 #endif
 
-  /* The ticket's connection is lost, and a handoff token with it: the client polls next. [stores/redis/wait_queue.py RedisTicket._hang_up] [core/locker.py Waiter.wait] */
+  /* The ticket's connection is lost, and a handoff token with it: the client polls next. [stores/redis/wait_queue.py RedisTicket._hang_up] [core/waiter.py Waiter.wait] */
   :: d_step { c[me].at == WAITING ->
       hang_up();
 #ifndef NO_POLLING
@@ -269,7 +269,7 @@ end:
 #endif
       verify() }
 
-  /* The time to wait has ended: the client is not counted any more. [core/locker.py Waiter.leave] [stores/redis/wait_queue.py RedisTicket.leave] */
+  /* The time to wait has ended: the client is not counted any more. [core/waiter.py Waiter.leave] [stores/redis/wait_queue.py RedisTicket.leave] */
   :: d_step { c[me].at == WAITING ->
       c[me].counted = 0;
       leave();

@@ -22,7 +22,8 @@ from celery_singleton_lock.core.lease import (
     Token,
     drift,
 )
-from celery_singleton_lock.core.locker import Locker, was_lost
+from celery_singleton_lock.core.lease_end import was_lost
+from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.process import identity_of_this_process
 from celery_singleton_lock.core.store import (
     Acquire,

@@ -14,9 +14,9 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.store_queue import StoreQueue
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.testing import ManualClock
-from celery_singleton_lock.worker.ask import ask as ask_store
-from celery_singleton_lock.worker.ask import ask_later
 from celery_singleton_lock.worker.fork_locks import FORK_LOCKS
+from celery_singleton_lock.worker.main_thread import ask as ask_store
+from celery_singleton_lock.worker.main_thread import ask_later
 from tests.harness.deliveries import wait_until
 from tests.unit.flaky_store import FlakyStore
 from tests.unit.stall import Stall, assert_a_fork_waits_for

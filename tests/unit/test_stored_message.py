@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from kombu import Exchange, Queue
 
-from celery_singleton_lock.message.stored import Capture, StoredMessage
+from celery_singleton_lock.message.stored_message import Capture, StoredMessage
 
 TOPIC = Exchange("stored-topic", "topic")
 

@@ -7,8 +7,8 @@ Guarantees
 
 After any exception, also one that another thread raised between send and receive, the connection is
 closed and never used again. A connection that was idle for longer than ``MAX_IDLE`` is not used; if
-a process has many, they are closed then (see ``stores.idle``). Under gevent idle connections are
-pooled by native thread, because a socket belongs to the hub of a thread.
+a process has many, they are closed then (see ``stores.idle_connections``). Under gevent idle
+connections are pooled by native thread, because a socket belongs to the hub of a thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ...core import native, observers
 from ...core.clock import Clock
 from ...core.store import ConnectionWatch
 from ...errors import StoreError, StoreUnavailable
-from ..idle import MAX_IDLE, IdleSweep
+from ..idle_connections import MAX_IDLE, IdleSweep
 from ..urls import StoreUrl
 
 Body = Mapping[str, Any]

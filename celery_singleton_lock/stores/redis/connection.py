@@ -13,7 +13,7 @@ Idle connections
     Idle connections are pooled by timeout. Under gevent and eventlet they are also pooled by native
     thread, because a socket belongs to the hub of a thread. A connection that was idle for longer
     than ``MAX_IDLE``, or that the server has closed, is not used; if a process has many, they are
-    closed then (see ``stores.idle``). TCP keepalive probes the others.
+    closed then (see ``stores.idle_connections``). TCP keepalive probes the others.
 
 redis-py has no public access to the socket: ``_sock`` of its connection (5.2 to 8.x) is polled and
 gets the timeouts of single replies. There is no fallback.
@@ -40,7 +40,7 @@ from ...core import native
 from ...core.clock import Clock, SystemClock
 from ...core.store import ConnectionWatch
 from ...errors import SettingsError, StoreError, StoreUnavailable
-from ..idle import MAX_IDLE, IdleSweep
+from ..idle_connections import MAX_IDLE, IdleSweep
 from ..urls import Address, StoreUrl
 from .async_release import PendingRelease
 from .scripts import Command, pack
