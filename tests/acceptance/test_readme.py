@@ -76,7 +76,7 @@ def test_the_options_that_a_row_says_to_write_are_accepted(page: str) -> None:
     rows = re.findall(r"^\| .*\|$", (ROOT / page).read_text(), flags=re.MULTILINE)
     codes = [code for row in rows for code in re.findall(r"`([^`]+)`", row)]
     written = [code for code in codes if re.match(r"(\w+)=(?!\.\.\.)", code)]
-    assert len(written) >= 10
+    assert len(written) >= 5
     app = Celery("rows", broker="memory://", set_as_current=False)
     for number, code in enumerate(written):
 
