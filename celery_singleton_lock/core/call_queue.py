@@ -210,7 +210,7 @@ class CallQueue(ABC):
 
         Returns:
             Whether the call is lost, and the call: a lost one gets a result and is then removed,
-            another one is published. None: there is nothing to do.
+            another one is published. None: there is nothing to do, or another client does it.
         """
 
     @abstractmethod

@@ -305,6 +305,9 @@ class MemoryCallQueue(CallQueue):
 
     def look(self, key: str, *, timeout: float) -> tuple[bool, Hint] | None:
         with self._guard:
+            found = self._queues.get(key)
+            if found is None or found.due > self._clock.now():
+                return None  # another client has looked at the same time
             while queue := self._queues.get(key):
                 head = queue.head
                 if head is None or self._is_held(key, queue):
@@ -313,8 +316,6 @@ class MemoryCallQueue(CallQueue):
                     head.state, queue.due = "o", self._clock.now() + _OVERDUE_FOR
                     return None
                 if head.state == "o":
-                    if queue.due > self._clock.now():
-                        return None
                     head.state = "x"
                 if head.state == "x":
                     queue.due = self._clock.now() + _FIRST_DEADLINE

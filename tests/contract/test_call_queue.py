@@ -487,7 +487,7 @@ def test_a_call_that_has_not_begun_is_given_back_though_its_lease_has_ended(earl
     early.lose_lease()
     assert early.look() is None
     assert not early.is_due(), "its client has time to say that no body has begun"
-    assert early.look() is None, "a look at the same time shortens it"
+    assert early.look_early() is None, "a look at the same time shortens it"
     (depth,) = early.queue.depths([early.key], timeout=TIMEOUT)
     assert depth.waiting == 1
     undone = early.release(first, goes_on=True, has_begun=False)
@@ -510,13 +510,29 @@ def test_a_call_that_another_client_has_begun_is_not_given_back(early: Calls) ->
     assert early.relation(new_token(token.task_id)) is Relation.LOST
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_of_clients_that_look_at_the_same_time_one_finds_the_call(
+    store: Store, is_lost: bool
+) -> None:
+    calls = Calls(store, late=not is_lost)
+    (token,) = calls.joined(1)
+    if is_lost:
+        calls.begin(token)
+        calls.lose_lease()
+        assert calls.look() is None
+    found = calls.found_by_look()
+    assert (found[0], found[1].task) == (is_lost, token.task)
+    assert [calls.look_early() for _ in range(3)] == [None] * 3
+    assert calls.found_by_look()[0] is is_lost, "the first has died before it could act"
+
+
 def test_a_copy_of_a_call_that_is_lost_makes_it_leave(early: Calls) -> None:
     first, _ = early.joined(2)
     early.begin(first)
     early.lose_lease()
     assert early.relation(new_token(first.task_id)) is Relation.LOST
     assert early.is_due()
-    lost = early.look()
+    lost = early.look_early()
     assert lost is not None
     assert lost[0]
 
@@ -706,7 +722,6 @@ def test_a_call_that_leaves_holds_up_the_queue_until_a_look(calls: Calls) -> Non
     calls.begin(first)
     assert calls.end(first) is None
     assert not calls.is_due(), "its client has time for its result"
-    calls.queue.defer(calls.key, seconds=0.0, timeout=TIMEOUT)
     is_lost, hint = calls.found_by_look()
     assert (is_lost, hint.task, hint.has_begun) == (True, second.task, False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 from celery_singleton_lock.core.call_queue import (
@@ -99,6 +100,13 @@ class Calls:
         return self.key in self.queue.due(shard, limit=1000, timeout=TIMEOUT)
 
     def look(self) -> tuple[bool, Hint] | None:
+        """A look whose time has come."""
+        self.queue.defer(self.key, seconds=0.0, timeout=TIMEOUT)
+        time.sleep(0.003)  # the store counts milliseconds
+        return self.look_early()
+
+    def look_early(self) -> tuple[bool, Hint] | None:
+        """A look whose time may not have come: a client is slow, and another one was before it."""
         return self.queue.look(self.key, timeout=TIMEOUT)
 
     def found_by_look(self) -> tuple[bool, Hint]:
@@ -115,7 +123,6 @@ class Calls:
     def lost_by_look(self) -> Hint:
         """The call at the head, whose lease has ended, as a look finds it: lost, after a while."""
         assert self.look() is None
-        self.queue.defer(self.key, seconds=0.0, timeout=TIMEOUT)
         is_lost, hint = self.found_by_look()
         assert is_lost
         return hint

@@ -33,6 +33,7 @@ from celery_singleton_lock.serve.listener import Listener
 from celery_singleton_lock.serve.readings import Readings
 from celery_singleton_lock.stores.redis.store import RedisStore
 from example_project.private_server import PrivateServer, free_port
+from tests.harness.calls import Calls
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
 from tests.harness.keys import EVERY_NAME, name_in_store
@@ -311,10 +312,10 @@ def test_a_call_that_no_worker_begins_is_reported(server: PrivateServer) -> None
     app = app_on(server.url(), key="{number}", on_conflict="queue")
     task: Any = app.tasks["checked.work"]
     call = task.apply_async((1,), queue="nowhere")
-    runtime = Runtime.of(app)
-    key = task.lock_key(1)
+    calls = Calls(Runtime.of(app).store)
+    calls.key = task.lock_key(1)
     for _ in range(2):
-        runtime.store.call_queue.look(key, timeout=5.0)
+        calls.hinted_by_look()
     (finding,) = found(app, "queues")
     assert finding.severity is Severity.WARNING
     assert call.id in finding.text

@@ -6,6 +6,7 @@ import json
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from celery_singleton_lock import inspection
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.redis.call_queue import RedisCallQueue
 from celery_singleton_lock.worker.queue_look import QueueLook
 from example_project.private_server import PrivateServer
@@ -339,6 +341,24 @@ def test_a_look_publishes_a_bounded_number_of_calls(
             look.look()
             counts.append(stage.redis.llen(name))
         assert counts == [100, 150, 150]
+
+
+def test_workers_that_look_at_the_same_time_publish_each_call_once(
+    redis_url: str, tmp_path: Path, name: str
+) -> None:
+    """The broker has lost the messages of many keys. A further copy would delay the next look."""
+    with open_stage(redis_url, tmp_path, APP) as stage, ExitStack() as stack:
+        keys = [f"{name}-{number}" for number in range(60)]
+        for key in keys:
+            stage.app.early.apply_async((key, 0), queue=name)
+        stores = [stack.enter_context(closing(open_store(redis_url))) for _ in range(4)]
+        looks = [QueueLook(stage.app.app, lambda s=s: s, lambda: False) for s in stores]
+        stage.redis.delete(name)
+        for key in keys:
+            make_due(stage, key)
+        with ThreadPoolExecutor(len(looks)) as pool:
+            [*pool.map(QueueLook.look, looks)]
+        assert stage.redis.llen(name) == len(keys)
 
 
 def test_each_look_declares_what_the_broker_has_lost_since_the_last_one(

@@ -43,7 +43,11 @@ local function call_queue(key, queue, calls, due)
   function self.head() return redis.call('ZRANGE', queue, 0, 0)[1] end
   function self.message(task) return redis.call('HGET', calls, '+' .. task) end
   function self.look_in(ms) redis.call('ZADD', due, string.format('%.0f', now + ms), key) end
-  function self.is_due() return tonumber(redis.call('ZSCORE', due, key) or 0) <= now end
+  -- Whether the time of its look has come. One that no deadline or ttl reaches: the server's clock was set back.
+  function self.is_due()
+    local at = tonumber(redis.call('ZSCORE', due, key) or 0)
+    return at <= now or at > now + 8 * 86400000
+  end
   -- Whether the key is held. Then the next look is at the end of the lease, or in a second if the holder has
   -- no place: its release does not know of the queue.
   function self.is_held()

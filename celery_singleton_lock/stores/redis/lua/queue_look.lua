@@ -5,6 +5,8 @@
 local key, queue, calls, due = unpack(KEYS)
 redis.call('ZREM', queue, '') -- see queue_acquire.lua
 local q = call_queue(key, queue, calls, due)
+-- Workers look at the same time, and find the same keys due. One of them publishes the call.
+if not q.is_due() then return {} end
 while true do
   local task = q.head()
   if not task then
@@ -20,7 +22,6 @@ while true do
     q.look_in(5000)
     return {}
   elseif call and call.letter == 'o' then
-    if not q.is_due() then return {} end -- another client has looked at the same time
     call.letter = 'x'
     q.write(call)
   end
