@@ -23,6 +23,8 @@ from ..policy import ConflictAction, OnConflict
 from .put_back import AGAIN, SHORTLY, Pace
 
 _ASKED: Final = "the holder is asked to end"
+_NO_PLACE: Final = "an eager call takes no place in its queue"
+_NO_WAIT: Final = 'on_conflict="queue" doesn\'t wait for the end of a period'
 # The reasons of refusals by another delivery or attempt of the same task.
 _REASONS: Final = {
     Relation.DONE: "done",
@@ -92,7 +94,7 @@ def decide(
         if action is ConflictAction.RAISE:
             return Decision(Outcome.RAISE, 'on_conflict="raise" doesn\'t wait', delivery)
         if action is ConflictAction.QUEUE:  # the store gives all others a place
-            return Decision(Outcome.RAISE, "an eager call takes no place in its queue", delivery)
+            return Decision(Outcome.RAISE, _NO_PLACE if no_put_back else _NO_WAIT, delivery)
         if waited < rule.timeout:
             is_cancel = action is ConflictAction.CANCEL_RUNNING
             return Decision(Outcome.WAIT, _ASKED if is_cancel else "conflict", delivery)

@@ -112,39 +112,9 @@ class Queue(Feature):
         )
 
     def settled(self, ending: Ending) -> None:
-        """Take the call out whose lease was lost; repeated until the store answers."""
-        if ending.goes_on:
-            return
-        run, queue = self.run, self._queue
-        runtime, key, ttl = run.runtime, run.key, run.runtime.settings.marker_ttl
-        request = Remove(
-            key=key,
-            token=run.delivery.token,
-            ended_ttl=ttl,
-            sequence=run.delivery.sequence,
-            first_open=ending.first_open,
-        )
-        try:
-            _, hint = queue.remove(request, timeout=self._timeout)
-        except StoreUnavailable as exc:
-            call = {"key": key, "task": run.task.name, "task_id": run.delivery.token.task_id}
-
-            def again(store: Store) -> None:
-                _, hint = queue.remove(request, timeout=MAX_TIMEOUT)
-                if hint is not None:
-                    # The thread that repeats requests does not wait for a broker.
-                    queue.defer(key, seconds=0.0, timeout=MAX_TIMEOUT, unpublished=hint)
-
-            def give_up(why: object) -> None:
-                runtime.outages.report(why, "not-marked-as-done", **call, repeats=True)
-
-            if refusal := runtime.locker.queue.put(again, ttl, give_up, error=exc):
-                give_up(refusal)
-            else:
-                runtime.outages.report(exc, "marked-later", **call, repeats=True)
-            return
-        if hint is not None:
-            self._publish(hint)
+        """Take the call out whose lease was lost."""
+        if not ending.goes_on:
+            _take_out(self.run, self._queue, self.run.key, ending)
 
     def _request(self, delivery: Delivery) -> Join:
         run = self.run
@@ -178,3 +148,46 @@ class Queue(Feature):
     def _drop(self, reason: str) -> NoReturn:
         self.run.emit(EventName.DROPPED, reason=reason)
         raise Ignore
+
+
+def leave(run: Run, ending: Ending) -> None:
+    """Take a call out that has ended without a lease, or a look would publish it again.
+
+    Its key can't be computed any more, or it has none, or the store did not answer.
+    """
+    key, queue = run.delivery.queue, run.runtime.store.call_queue
+    if queue is not None and run.runtime.keyspace.is_lock(key) and not ending.goes_on:
+        _take_out(run, queue, key, ending)
+
+
+def _take_out(run: Run, queue: CallQueue, key: str, ending: Ending) -> None:
+    """Take out a call that has ended, and publish the next; repeated until the store answers."""
+    runtime, ttl = run.runtime, run.runtime.settings.marker_ttl
+    request = Remove(
+        key=key,
+        token=run.delivery.token,
+        ended_ttl=ttl,
+        sequence=run.delivery.sequence,
+        first_open=ending.first_open,
+    )
+    try:
+        _, hint = queue.remove(request, timeout=timeout_for(run.policy.ttl))
+    except StoreUnavailable as exc:
+        call = {"key": key, "task": run.task.name, "task_id": run.delivery.token.task_id}
+
+        def again(store: Store) -> None:
+            _, hint = queue.remove(request, timeout=MAX_TIMEOUT)
+            if hint is not None:
+                # The thread that repeats requests does not wait for a broker.
+                queue.defer(key, seconds=0.0, timeout=MAX_TIMEOUT, unpublished=hint)
+
+        def give_up(why: object) -> None:
+            runtime.outages.report(why, "not-marked-as-done", **call, repeats=True)
+
+        if refusal := runtime.locker.queue.put(again, ttl, give_up, error=exc):
+            give_up(refusal)
+        else:
+            runtime.outages.report(exc, "marked-later", **call, repeats=True)
+        return
+    if hint is not None:
+        publish_hint(run.task.app, queue, hint)

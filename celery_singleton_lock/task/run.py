@@ -93,7 +93,7 @@ from .feature import Ending, Feature
 from .interrupt import Body, is_loss
 from .period import Period
 from .put_back import AGAIN, Pace, publish_copy, why_not
-from .queue import Queue
+from .queue import Queue, leave
 from .replace import NewestArguments
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -498,6 +498,8 @@ class TaskRun:
                 claims.free_if_queued(self)
             raise Ignore
         self._report_conflict(decision, refused)
+        if self.delivery.queue is not None and outcome is not Outcome.PUT_BACK:
+            self._leave_queue(states.FAILURE, None)  # a period has refused it, in its turn
         if outcome is Outcome.SKIP:
             phase = refused.record.phase if refused.record else None
             return skipped_value(self.task.name, self.key, holder, phase)
@@ -840,7 +842,10 @@ class TaskRun:
     def _settle_without_lease(
         self, request: Acquire | None, state: str | None, retval: Any
     ) -> None:
-        """Settle the claim. Release the lease that a ``request`` without a reply may have got."""
+        """Settle the claim and the place in a queue of a run that has no lease.
+
+        Release the lease that its ``request`` without a reply may have got.
+        """
         change = None
         if self.claim is not None:
             try:
@@ -853,6 +858,15 @@ class TaskRun:
             self._locker.forget(request)
         if change is not None:
             claims.change(self, change)
+        if self.delivery.queue is not None and not self.eager:
+            self._leave_queue(state, retval)
+
+    def _leave_queue(self, state: str | None, retval: Any) -> None:
+        """Take a call out of its queue that ends without a lease."""
+        ending = self._ending(state, retval)
+        if self._rest is None and isinstance(retval, Retry):
+            ending = Ending(first_open=self.delivery.token.retries + 1)  # it has no key either
+        leave(self, ending)
 
     def _mark(
         self, state: MarkerState, sequence: int, delay: float, claim: ClaimChange | None

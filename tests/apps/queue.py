@@ -3,9 +3,10 @@
 A body that is given a gate (`tests.apps.gate`) ends when its test opens that.
 
 Its environment: BROKER_URL, RESULT_URL, LOCK_URL, JOURNAL; EAGER=1; TTL, seconds; KEY, the template
-of the keys;
+of the keys; NO_KEY=1: no call has one; ON_STORE_ERROR;
 DIES=1: a process dies before it publishes the call that follows its own, once; OFF=1: the option is
-switched off; WITHOUT=1: the task `gone` is not there; RESULTS: another result backend;
+switched off; LIMIT: then, how many calls of a key may run at once;
+WITHOUT=1: the task `gone` is not there; RESULTS: another result backend;
 LIMITS: the arguments, as JSON, of the queue `limited` of RabbitMQ;
 NO_JOIN=1: the store does not answer the join of a retry; NO_REPLY=1: the store's replies to the
 ends of calls are lost, each once.
@@ -25,7 +26,7 @@ from celery.exceptions import Reject
 from celery.signals import before_task_publish
 from kombu import Queue
 
-from celery_singleton_lock import OnConflict, hold, singleton_task
+from celery_singleton_lock import OnConflict, SingletonTask, hold, singleton_task
 from celery_singleton_lock.core.store import QueuedRelease
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.publish import queue as publish
@@ -49,13 +50,21 @@ if os.environ.get("LIMITS"):
         Queue("celery"),
         Queue("limited", queue_arguments=json.loads(os.environ["LIMITS"])),
     ]
+
+
+def no_key(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
 options: dict[str, Any] = {
     "app": app,
     "bind": True,
-    "key": os.environ.get("KEY", "{name}"),
+    "key": no_key if os.environ.get("NO_KEY") else os.environ.get("KEY", "{name}"),
     "scope": "queue",
     "ttl": float(os.environ.get("TTL", "3")),
+    "limit": int(os.environ.get("LIMIT", "1")),
     "on_conflict": "retry" if os.environ.get("OFF") else "queue",
+    "on_store_error": os.environ.get("ON_STORE_ERROR", "retry"),
 }
 
 
@@ -138,6 +147,18 @@ def late(self: Any, name: str, number: int, gate: str | None = None) -> int:
 @singleton_task(**options, acks_late=True, reject_on_worker_lost=True)
 def requeued(self: Any, name: str, number: int, gate: str | None = None) -> int:
     return work(self, name, number, gate)
+
+
+class NeverBegun(SingletonTask):
+    abstract = True
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        raise RuntimeError(args[1])
+
+
+@singleton_task(**options, base=NeverBegun)
+def never_begun(self: Any, name: str, number: int) -> int:
+    return work(self, name, number, None)
 
 
 @singleton_task(**options, acks_late=True)

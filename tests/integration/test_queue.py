@@ -11,6 +11,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,7 +33,13 @@ from celery_singleton_lock.core.call_queue import CallState, Remove
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.process import identity_of_this_process
-from celery_singleton_lock.errors import LockConflict, QueueFull, StoreError, StoreUnavailable
+from celery_singleton_lock.errors import (
+    LockConflict,
+    LockKeyError,
+    QueueFull,
+    StoreError,
+    StoreUnavailable,
+)
 from celery_singleton_lock.message.header import HEADER
 from celery_singleton_lock.message.stored_message import StoredMessage
 from celery_singleton_lock.publish.queue import publish_hint, token_of
@@ -62,7 +69,7 @@ from tests.integration.key_queue import (
     unconsumed,
     unreachable_broker,
 )
-from tests.integration.stage import Stage, wait_until
+from tests.integration.stage import Stage, open_stage, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -1100,6 +1107,58 @@ def test_a_call_stays_in_its_queue_when_the_key_template_changes(
     stage.open(name)
     assert ended([first, waiting]) == [0, 1]
     wait_until(lambda: not in_queue(stage, name), "the queue is empty")
+
+
+def test_a_call_whose_key_can_not_be_computed_any_more_fails_and_leaves_its_queue(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    """A deploy has changed the template of the key."""
+    results = unconsumed(stage, name, 3)
+    consume(name, env={"KEY": "{name.missing}"})
+    for result in results:
+        with pytest.raises(LockKeyError):
+            result.get(timeout=20)
+    wait_until(lambda: not in_queue(stage, name), "the queue is empty")
+
+
+def test_a_call_whose_before_start_fails_lets_the_next_one_run(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    failing, following = stage.app.never_begun.delay(name, 0), stage.app.early.delay(name, 1)
+    with pytest.raises(RuntimeError, match="0"):
+        failing.get(timeout=20)
+    assert following.get(timeout=20) == 1
+    assert numbers(stage, name) == [1]
+
+
+@pytest.mark.parametrize("kind", ["early", "late"])
+def test_a_call_that_has_no_key_any_more_runs_once_and_leaves_its_queue(
+    stage: Stage, name: str, consume: Consume, kind: str
+) -> None:
+    """A deploy has changed the function of the key."""
+    task = getattr(stage.app, kind)
+    results = [task.apply_async((name, number), queue=name) for number in range(3)]
+    consume(name, env={"NO_KEY": "1"})
+    assert [result.get(timeout=20) for result in results] == [0, 1, 2]
+    wait_until(lambda: not in_queue(stage, name), "the queue is empty")
+    assert numbers(stage, name) == [0, 1, 2]
+
+
+def test_a_call_that_fails_because_the_store_does_not_answer_leaves_its_queue(
+    redis_url: str, tmp_path: Path, private_redis: PrivateServer, name: str
+) -> None:
+    env = {"LOCK_URL": private_redis.url(), "ON_STORE_ERROR": "raise"}
+    with open_stage(redis_url, tmp_path, APP, env) as stage:
+        stage.worker(concurrency=1)
+        assert stage.app.early.delay(f"{name}-first", 0).get(timeout=30) == 0
+        first, second = unconsumed(stage, name, 2)
+        private_redis.pause()
+        assert stage.app.app.control.add_consumer(name, reply=True, limit=1, timeout=60)
+        with pytest.raises(StoreError):
+            first.get(timeout=30)
+        private_redis.resume()
+        assert second.get(timeout=30) == 1
+        assert numbers(stage, name) == [1]
 
 
 def test_a_header_that_names_another_key_gives_its_message_no_place_there(
