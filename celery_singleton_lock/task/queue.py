@@ -52,8 +52,13 @@ class Queue(Feature):
         return cls(run, queue) if queue and (is_queue or run.delivery.queue) else None
 
     def prepare(self, request: Acquire) -> Acquire:
-        """Ask for the lease as a call with a place."""
+        """Ask for the lease as a call with a place.
+
+        Such calls run one at a time, also if the option has given way to a ``limit``. A claim
+        decides which calls are published, not whose turn it is: its call may wait behind this one.
+        """
         given = {f.name: getattr(request, f.name) for f in fields(request)}
+        given |= {"slots": request.slots[:1], "refused_if_claimed": False}
         return QueuedAcquire(**given, late=self.run.acks_late)
 
     def answer(self, request: Acquire) -> None:

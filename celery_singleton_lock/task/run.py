@@ -428,7 +428,8 @@ class TaskRun:
             The request that says whether this message ends, and the decision.
         """
         conflict = self._decide(Relation.OTHER, waited)
-        ends = request.claim is not None and conflict.outcome in _ENDS
+        # A refused call with a place waits for its turn, with its claim.
+        ends = request.claim is not None and not request.queued and conflict.outcome in _ENDS
         if request.frees_claim is not ends:
             request = replace(request, frees_claim=ends)
         return request, conflict

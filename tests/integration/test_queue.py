@@ -642,6 +642,16 @@ def test_calls_that_wait_when_the_option_is_switched_off_run_in_order_and_once(
     wait_until(lambda: not in_queue(stage, name), "the queue is empty")
 
 
+def test_calls_that_wait_when_the_option_gives_way_to_a_limit_run_in_order_and_once(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    results = unconsumed(stage, name, 4)
+    consume(name, concurrency=2, env={"OFF": "1", "LIMIT": "2"})
+    assert [result.get(timeout=30) for result in results] == [0, 1, 2, 3]
+    assert numbers(stage, name) == [0, 1, 2, 3]
+    wait_until(lambda: not in_queue(stage, name), "the queue is empty")
+
+
 def test_calls_with_a_place_run_in_order_at_workers_with_and_without_the_option(
     stage: Stage, worker: CeleryWorker, without_the_option: CeleryWorker, name: str
 ) -> None:
@@ -1204,6 +1214,54 @@ def test_a_claim_lasts_while_its_call_waits_for_its_turn(
     stage.open(name)
     assert ended([first, second]) == [1, 2]
     assert stage.app.unique.apply_async((name, 2), **options).id != second.id
+
+
+@pytest.mark.parametrize("has_place", [True, False])
+def test_a_claim_lasts_while_its_call_waits_for_a_client_without_a_place(
+    stage: Stage, worker: CeleryWorker, name: str, has_place: bool
+) -> None:
+    """Its message finds the key held, and takes a place or has one."""
+    options: dict[str, Any] = {"queue": name} if has_place else {"countdown": 0.1}
+    first = stage.app.unique.apply_async((name, 0), **options)
+    claim = Keyspace.claim(stage.app.unique.name, stage.app.unique.lock_key(name, 0))
+    with hold(name, scope="queue", ttl=300, app=stage.app.app):
+        if has_place:
+            also_consume(stage, worker, name)
+            worker.wait_for_event(EventName.DROPPED, task_id=first.id, reason="queued")
+        else:
+            wait_until(lambda: in_queue(stage, name) == 1, "it has its place")
+        assert stage.redis.pttl(claim) > 60_000
+        assert stage.app.unique.apply_async((name, 0), **options).id == first.id
+    assert first.get(timeout=30) == 0
+    assert numbers(stage, name) == [0]
+    wait_until(lambda: not stage.redis.exists(claim), "its claim is free")
+
+
+def test_an_equal_call_that_others_wait_for_runs_though_one_behind_it_has_the_claim(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """The one with the claim has a countdown, and takes its place when it arrives."""
+    claimed = stage.app.unique.apply_async((name, 0), countdown=3)
+    link = stage.app.early.si(f"{name}-link", 1)
+    linked = stage.app.unique.apply_async((name, 0), link=link)
+    assert linked.id != claimed.id
+    last = stage.app.early.delay(name, 2)
+    assert [one.get(timeout=30) for one in (linked, last, claimed)] == [0, 2, 0]
+    begun(stage, f"{name}-link", 1)
+
+
+def test_a_duplicate_of_a_period_that_others_wait_for_fails_and_leaves_its_queue(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    period: Any = {"unique": "until_expired", "unique_for": 600}
+    first = stage.app.early.apply_async((name, 0), singleton=period)
+    assert first.get(timeout=30) == 0
+    link = stage.app.early.si(f"{name}-link", 9)
+    linked = stage.app.early.apply_async((name, 1), singleton=period, link=link)
+    with pytest.raises(LockConflict, match="the end of a period"):
+        linked.get(timeout=20)
+    assert stage.app.early.delay(name, 2).get(timeout=20) == 2
+    assert numbers(stage, name) == [0, 2]
 
 
 def test_a_publisher_that_dies_before_its_call_has_a_place_holds_the_claim_for_seconds(
