@@ -360,7 +360,7 @@ class Locker:
         """
         claim = request.claim
         queued = replace(claim, phase=Phase.QUEUED) if claim and claim.phase else None
-        release = request.undo(queued)
+        release = _without_publication(request.undo(queued), self.store)
         # An exception may have come between the grant's event and the assignment by the caller.
         lease = self.heartbeat.find(request.token)
         if lease is not None:
@@ -437,6 +437,11 @@ def _sent_later(request: Release, seconds: float, store: Store) -> Release:
     """
     left = max(request.become_ttl - seconds, 0.0)
     request = replace(request, become=request.become if left else None, become_ttl=left)
+    return _without_publication(request, store)
+
+
+def _without_publication(request: Release, store: Store) -> Release:
+    """Let a look publish the call that follows in the queue of the key; it is due at once."""
     if isinstance(request, QueuedRelease) and (queue := store.call_queue) is not None:
         request.publish = lambda hint: queue.defer(
             hint.key, seconds=0.0, timeout=MAX_TIMEOUT, unpublished=hint

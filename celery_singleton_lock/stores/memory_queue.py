@@ -211,6 +211,15 @@ class MemoryCallQueue(CallQueue):
             if end and end.nonce == token.nonce and request.ended_ttl is not None:
                 reply, found = ReleaseReply.OURS, queue.calls.get(end.hinted)
                 hinted = found if found and found.state == "h" else None
+            elif (
+                not counts
+                and request.ended_ttl is None
+                and is_newer
+                and call
+                and (call.state, call.nonce, call.copies) == ("h", "", 1)
+            ):
+                # Repeated: its next message was handed over, and has not arrived.
+                call.repeated, hinted = True, call
             elif counts and call and goes_on:
                 queue.due = self._clock.now() + _FIRST_DEADLINE + request.due_in
                 if is_begun and (call.late or not request.has_begun):

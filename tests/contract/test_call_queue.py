@@ -299,6 +299,18 @@ def test_a_call_that_retries_keeps_its_place(calls: Calls) -> None:
     assert of(second, calls.end(newer))
 
 
+def test_a_repeated_release_of_a_call_that_retries_has_the_same_reply(calls: Calls) -> None:
+    first, second = calls.joined(2)
+    calls.begin(first)
+    newer = new_token(first.task_id, retries=1)
+    calls.join(newer)
+    assert of(newer, calls.release(first, goes_on=True)[1])
+    assert of(newer, calls.release(first, goes_on=True)[1]), "the reply was lost"
+    calls.begin(newer)
+    assert calls.release(first, goes_on=True)[1] is None, "its message has arrived"
+    assert of(second, calls.end(newer))
+
+
 def test_a_look_publishes_the_newest_attempt(calls: Calls) -> None:
     (token,) = calls.joined(1)
     calls.begin(token)

@@ -257,6 +257,17 @@ def test_an_end_without_a_reply_is_repeated_and_the_next_call_runs_once(
     assert bodies(stage, name) == [(name, number) for number in range(4)]
 
 
+def test_a_retry_runs_at_once_though_the_release_before_it_got_no_reply(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    """The deadline of its hint would be a minute."""
+    consume(name, env={"NO_REPLY": "1"})
+    results = [stage.app.retrying.apply_async((name, 0), queue=name)]
+    results.append(stage.app.early.apply_async((name, 1), queue=name))
+    assert [result.get(timeout=30) for result in results] == [0, 1]
+    assert bodies(stage, name) == [(name, 0), (name, 0), (name, 0), (name, 1)]
+
+
 def test_a_broker_that_does_not_answer_neither_fails_nor_delays_the_end_of_a_call(
     redis_url: str, tmp_path: Path, name: str
 ) -> None:

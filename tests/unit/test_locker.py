@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import pytest
 
 from celery_singleton_lock.core import native
+from celery_singleton_lock.core.call_queue import Join, Place
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
@@ -262,6 +264,25 @@ def test_an_acquire_of_a_queued_call_is_undone_after_the_end_of_its_lease(
     bench.locker.queue.catch_up()
     assert bench.names().count("release") == released + is_undone
     assert bench.locker.queue.is_empty
+
+
+def test_a_copy_that_joined_before_the_acquire_of_its_call_was_undone_is_due_at_once(
+    bench: Bench,
+) -> None:
+    """The message was put back because the acquire had no reply."""
+    queue, asked = bench.store.call_queue, request()
+    bench.store.cues["acquire"] = [(True, StoreUnavailable("lost"))] * 2
+    bench.store.cues["release"] = [(False, StoreUnavailable("lost"))]
+    join = partial(Join, key=KEY, token=asked.token, message=b"m", late=False)
+    queue.join(join(), timeout=1)
+    with pytest.raises(StoreUnavailable):
+        bench.locker.acquire(
+            QueuedAcquire(slots=(KEY,), token=asked.token, holder=asked.holder, ttl=60)
+        )
+    assert queue.join(join(sequence=1), timeout=1) == (Place.WAITING, 0)
+    bench.clock.advance(1.0)
+    bench.locker.queue.catch_up()
+    assert queue.due(Keyspace.shard(KEY), limit=9, timeout=1) == [KEY]
 
 
 def test_the_releases_of_bodies_find_room_beside_those_of_acquires_never_answered(

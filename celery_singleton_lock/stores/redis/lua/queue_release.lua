@@ -27,7 +27,15 @@ end
 local is_begun = call and (call.letter == 'b' or call.letter == 'o')
 -- No body has begun: that counts even if the lease has ended before its client could say so.
 local is_undone = is_begun and begun == '0' and call.nonce == nonce
-if not call or (reply ~= 'released' and not is_undone) then return {reply} end
+if not call then return {reply} end
+-- Repeated, because the reply was lost: the next message of the call was handed over, and has not arrived.
+if ttl == '' and reply ~= 'released' and call.letter == 'h' and call.nonce == '' and call.copies == 1
+  and q.age(call, tonumber(nesting), tonumber(retries), call.sequence) > 0 then
+  call.repeated = '1' -- or a look has published it meanwhile
+  q.write(call)
+  return to_publish(call)
+end
+if reply ~= 'released' and not is_undone then return {reply} end
 -- A retry with another key, whose own retry has come back and joined this queue.
 if q.age(call, tonumber(nesting), tonumber(retries), call.sequence) > 0 then ttl = '' end
 if ttl == '' then
