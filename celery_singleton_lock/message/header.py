@@ -304,8 +304,13 @@ def _published_attempt(request: Any, token: Token) -> str:
     tag = (request.properties or {}).get("delivery_tag")
     if tag:
         return f"{token.attempt}|{tag}"
-    # An id that Celery made. If it is not, both messages run, one after the other.
-    return token.attempt if _RANDOM_ID.fullmatch(token.task_id) else ""
+    # If its caller has chosen the id, both messages run, one after the other.
+    return token.attempt if is_random(token.task_id) else ""
+
+
+def is_random(task_id: str) -> bool:
+    """Whether Celery has made ``task_id``, so that no other call has it."""
+    return _RANDOM_ID.fullmatch(task_id) is not None
 
 
 def call_in_queue(call: str, queue: str) -> str:

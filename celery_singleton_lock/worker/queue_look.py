@@ -7,8 +7,9 @@ Overview
 
 Non-guarantees
     The failure of a lost call replaces no result that the backend has already. A call that has a
-    result is not published again. The calls of apps with another broker are left to the workers
-    there.
+    result is not published again. Of two calls with one id, both made before the first had ended,
+    the second may be taken for ended if its worker dies. The calls of apps with another broker are
+    left to the workers there.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Token
 from ..core.store import Store
 from ..errors import StoreError, StoreUnavailable
+from ..message.header import is_random
 from ..message.stored_message import StoredMessage
 from ..publish.queue import (
     emit,
@@ -143,12 +145,14 @@ class QueueLook:
     def _hint_again(self, hint: Hint, message: StoredMessage | None) -> None:
         """Publish a call again, unless it has ended, and its worker has not told the store.
 
-        A worker of an older version does not even tell it that a call has begun.
+        A worker of an older version does not even tell it that a call has begun. Such a call runs
+        again if its caller has chosen its id: the result may be that of an earlier call.
         """
-        is_doubtful = hint.has_begun or hint.copies > 1
+        task_id = Token.task_id_of(hint.task)
+        is_doubtful = hint.has_begun or (hint.copies > 1 and is_random(task_id))
         if message is None or not is_doubtful:
             self._publish(hint)
-        elif self._within(lambda: has_ended(self._app, Token.task_id_of(hint.task), message)):
+        elif self._within(lambda: has_ended(self._app, task_id, message)):
             task = str(message.headers.get("task") or "")
             self._remove(hint, token_of(message.headers), task, "ended")
         else:

@@ -836,6 +836,22 @@ def test_a_call_whose_result_is_stored_does_not_run_again(
     assert numbers(stage, name) == [1]
 
 
+def test_a_call_is_not_taken_for_an_earlier_one_with_its_id_that_ended_while_it_waited(
+    stage: Stage, worker: CeleryWorker, name: str, task: Any
+) -> None:
+    """Their caller has named both. The broker loses the message of the second."""
+    first = task.apply_async((name, 0, name), task_id=name)
+    begun(stage, name, 0)
+    task.apply_async((name, 1), task_id=name, queue=name)
+    stage.open(name)
+    assert first.get(timeout=30) == 0
+    wait_until(lambda: stage.redis.delete(name), "the second is published")
+    also_consume(stage, worker, name)
+    make_due(stage, name)
+    assert begun(stage, name, 1)
+    assert numbers(stage, name) == [0, 1]
+
+
 def test_a_call_that_has_lost_its_lease_runs_again_although_the_broker_loses_it(
     stage: Stage, worker: CeleryWorker, name: str, consume: Consume
 ) -> None:
