@@ -54,8 +54,7 @@ _AGAIN = 1.0
 # Seconds. A message that arrives before its key is free, because the worker's clock is ahead, is
 # dropped, and the call waits for a look.
 _CLOCKS_DIFFER = 0.02
-# Seconds: a week.
-_CLAIM_TTL = 604_800.0
+_WEEK = 604_800.0
 # The number of publications of a message without a run that is reported: after five minutes.
 STALLED_AFTER = 3
 _UNKNOWN = "it is unknown whether the call has a place in the queue of its key, and will run"
@@ -261,8 +260,8 @@ def claim_of(runtime: Runtime, key: str, message: StoredMessage) -> tuple[str, f
         return "", 0.0
     expires = message.headers.get("expires")
     if expires is None:
-        return claim.key, _CLAIM_TTL
-    return claim.key, min(_CLAIM_TTL, seconds_until(expires, runtime.app) or 0.0)
+        return claim.key, _WEEK
+    return claim.key, min(_WEEK, seconds_until(expires, runtime.app) or 0.0)
 
 
 def free_claim(runtime: Runtime, message: StoredMessage, *, timeout: float) -> None:
@@ -375,7 +374,8 @@ def _withdraw(runtime: Runtime, queue: CallQueue, request: Join) -> Removal:
     remove = Remove(
         key=request.key,
         token=request.token,
-        ended_ttl=runtime.settings.marker_ttl,
+        # The broker may have taken the message, though its reply says otherwise, or is missing.
+        ended_ttl=max(runtime.settings.marker_ttl, _WEEK),
         sequence=request.sequence,
         only_unbegun=True,
     )

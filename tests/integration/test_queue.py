@@ -51,7 +51,7 @@ from example_project.private_server import PrivateServer
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.harness.app_module import fresh_module
 from tests.harness.bodies import power_cut
-from tests.harness.calls import Calls
+from tests.harness.calls import DAY, Calls
 from tests.harness.deliveries import RedisBroker
 from tests.harness.processes import ROOT, kill_process
 from tests.harness.worker import CeleryWorker
@@ -881,8 +881,10 @@ def test_a_call_that_the_broker_refuses_leaves_no_place(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     with unreachable_broker() as connection, pytest.raises(OperationalError):
-        stage.app.early.apply_async((name, 0), connection=connection)
+        stage.app.early.apply_async((name, 0), connection=connection, task_id=name)
     assert in_queue(stage, name) == 0
+    (end,) = stage.redis.keys(f"*:ended|*{name}*")
+    assert stage.redis.ttl(end) > 6 * DAY, "the broker may have taken it nevertheless"
     assert stage.app.early.delay(name, 1).get(timeout=30) == 1
     assert numbers(stage, name) == [1]
 
