@@ -134,6 +134,16 @@ def test_a_call_without_a_place_runs_if_the_key_is_free(calls: Calls) -> None:
     assert of(second, calls.end(first))
 
 
+def test_a_call_that_joins_when_the_one_before_it_has_just_ended_runs_at_once(calls: Calls) -> None:
+    (first,) = calls.joined(1)
+    calls.begin(first)
+    other = new_token()
+    assert calls.relation(other) is Relation.UNQUEUED
+    calls.end(first)
+    assert calls.join(other) is Place.HINTED
+    calls.begin(other)
+
+
 def test_a_call_knows_how_many_are_before_it(calls: Calls) -> None:
     tokens = calls.joined(3)
     assert [calls.position(token) for token in tokens] == [0, 1, 2]

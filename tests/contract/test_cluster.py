@@ -7,6 +7,7 @@ from contextlib import closing
 
 import pytest
 
+from celery_singleton_lock.core.call_queue import Place
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.heartbeat import notes_on
 from celery_singleton_lock.core.key import Keyspace
@@ -40,6 +41,7 @@ from celery_singleton_lock.stores.redis.cluster import ClusterStore, Topology, s
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_token
 from example_project.private_server import PrivateServer, free_port
+from tests.harness.calls import Calls
 from tests.harness.cluster import Cluster
 from tests.harness.deliveries import wait_until
 from tests.harness.keys import EVERY_NAME
@@ -259,6 +261,36 @@ def test_a_lease_asked_for_in_a_slot_that_is_half_moved_is_granted_once_or_not_a
     other = take(store, free)
     assert give(store, free, other) is give(store, held, token) is ReleaseReply.OURS
     move_back(cluster, slot_of(held), target, source)
+
+
+@slow
+def test_calls_of_a_queue_whose_slot_is_half_moved_keep_their_order_and_none_is_lost(
+    store: ClusterStore, cluster: Cluster
+) -> None:
+    source, target, _ = cluster.masters()
+    calls = Calls(store)
+    calls.key = key_on(cluster, source)
+    first, second = calls.joined(2)
+    calls.begin(first)
+    slot, third = slot_of(calls.key), new_token()
+    cluster.begin_to_move(slot, source, target)
+    try:
+        # Part of the queue's keys is here, part there.
+        moved = cluster.keys_in(slot, source)
+        assert len(moved) > 5
+        cluster.move_keys(moved[::2], source, target)
+        for request in (lambda: calls.join(third), lambda: calls.end(first), calls.look):
+            with pytest.raises(StoreUnavailable):
+                request()
+    finally:
+        cluster.move_keys(cluster.keys_in(slot, source), source, target)
+        cluster.end_move(slot, target)
+    assert calls.join(third) is Place.WAITING
+    for token, following in ((first, second), (second, third), (third, None)):
+        calls.begin(token)
+        hint = calls.end(token)
+        assert (hint and hint.task) == (following and following.task)
+    move_back(cluster, slot, target, source)
 
 
 # --- nodes that are away -------------------------------------------------------------------------

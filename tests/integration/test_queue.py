@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import celery
 import pytest
 import redis
 from celery import Celery, chain, group
@@ -889,6 +890,26 @@ def test_a_call_that_the_broker_refuses_leaves_no_place(
     assert numbers(stage, name) == [1]
 
 
+def test_a_call_whose_publisher_dies_before_its_message_is_sent_runs_at_a_look(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    dies = f"""if True:
+        import os
+        from celery_singleton_lock.message.stored_message import StoredMessage
+        StoredMessage.publish = lambda *_, **__: os._exit(9)
+        from tests.apps.queue import early
+        early.delay({name!r}, 0)
+    """
+    env = {**os.environ, **stage.environment}
+    done = subprocess.run([sys.executable, "-c", dies], cwd=ROOT, env=env, timeout=60)
+    assert done.returncode == 9
+    assert in_queue(stage, name) == 1
+    second = stage.app.early.delay(name, 1)
+    make_due(stage, name)
+    assert second.get(timeout=30) == 1
+    assert numbers(stage, name) == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("part", "step"),
     [(RedisCallQueue, "join"), (StoredMessage, "publish")],
@@ -1334,6 +1355,20 @@ def test_a_full_queue_raises_where_the_call_is_made(
     assert ended(results) == [0, 1]
 
 
+@pytest.mark.skipif(celery.__version__ < "5.7", reason="such a task gets no result at all")
+def test_a_task_fails_if_the_queue_of_its_link_is_full(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    full = f"{name}-full"
+    results = [running(stage, full, stage.app.few), stage.app.few.delay(full, 1)]
+    first = stage.app.early.apply_async((name, 0), link=stage.app.few.si(full, 2))
+    with pytest.raises(QueueFull, match="2 calls are in the queue"):
+        first.get(timeout=20)
+    assert stage.app.early.delay(name, 1).get(timeout=30) == 1
+    stage.open(full)
+    assert ended(results) == [0, 1]
+
+
 @pytest.mark.parametrize("env", [{}, {"NO_JOIN": "1"}], ids=["joins-at-publish", "at-the-worker"])
 def test_a_retry_takes_a_place_in_a_full_queue(
     stage: Stage, worker: CeleryWorker, name: str, consume: Consume, env: dict[str, str]
@@ -1349,13 +1384,8 @@ def test_a_retry_takes_a_place_in_a_full_queue(
     assert numbers(stage, full) == [0, 1, 2]
 
 
-def test_a_call_is_not_published_while_the_store_is_down(
-    stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise StoreError("no")
-
-    monkeypatch.setattr(type(call_queue(stage)), "join", fail)
-    with pytest.raises(StoreError, match="no"):
-        stage.app.early.delay(name, 0)
+def test_a_call_is_not_published_while_the_store_is_down(stage: Stage, name: str) -> None:
+    env = {**stage.environment, "LOCK_URL": "redis://127.0.0.1:1/0"}
+    with fresh_module(APP, env) as publisher, pytest.raises(StoreUnavailable):
+        publisher.early.delay(name, 0)
     assert messages(stage, name) == 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from kombu import Connection, Exchange, Queue
 from celery_singleton_lock import inspection
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.redis.call_queue import RedisCallQueue
@@ -30,6 +32,7 @@ from example_project.private_server import PrivateServer
 from tests.harness.app_module import fresh_module
 from tests.harness.bodies import power_cut
 from tests.harness.cluster import Cluster
+from tests.harness.sentinels import Sentinels, cut_replication
 from tests.harness.worker import CeleryWorker
 from tests.integration.conftest import Consume
 from tests.integration.key_queue import (
@@ -430,6 +433,29 @@ def test_a_worker_without_the_option_looks_at_the_queues_when_it_starts(
         assert [result.get(timeout=30) for result in results] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "threads",
+        pytest.param("solo", marks=pytest.mark.slow),
+        "gevent",
+        pytest.param("eventlet", marks=pytest.mark.slow),
+    ],
+)
+def test_in_each_pool_calls_run_in_order_and_one_that_the_broker_lost_is_published_again(
+    redis_url: str, tmp_path: Path, name: str, pool: str
+) -> None:
+    pytest.importorskip(pool if pool in ("gevent", "eventlet") else "threading")
+    with open_stage(redis_url, tmp_path, APP) as stage:
+        results = unconsumed(stage, name, 6)
+        assert stage.redis.delete(name) == 1
+        stage.worker(pool=pool, concurrency=3, queues=[name])
+        make_due(stage, name)
+        assert [result.get(timeout=30) for result in results] == [*range(6)]
+        assert bodies(stage, name) == [(name, number) for number in range(6)]
+        assert stage.journal.overlaps() == []
+
+
 def test_a_store_that_is_emptied_loses_the_calls_that_wait_and_no_key_is_stuck(
     redis_url: str, tmp_path: Path, private_redis: PrivateServer, name: str
 ) -> None:
@@ -443,6 +469,81 @@ def test_a_store_that_is_emptied_loses_the_calls_that_wait_and_no_key_is_stuck(
         following = stage.app.early.apply_async((name, 2), queue=name)
         assert following.get(timeout=30) == 2
         assert bodies(stage, name) == [(name, 0), (name, 2)]
+
+
+def test_calls_that_fill_the_store_drain_in_order_and_others_are_refused_until_then(
+    redis_url: str, tmp_path: Path, private_redis: PrivateServer, name: str
+) -> None:
+    with (
+        open_stage(redis_url, tmp_path, APP, {"LOCK_URL": private_redis.url()}) as stage,
+        redis.Redis.from_url(private_redis.url()) as locks,
+    ):
+        send = partial(stage.app.early.apply_async, queue=name, headers={"padding": "x" * 100_000})
+        other, results = send((f"{name}-other", 0)), list[Any]()
+        locks.config_set("maxmemory", locks.info("memory")["used_memory"] + 2_000_000)
+
+        def fill() -> None:
+            while True:
+                results.append(send((name, len(results))))
+
+        with pytest.raises(StoreError, match="maxmemory"):
+            fill()
+        assert len(results) > 5
+        stage.worker(concurrency=2, queues=[name])
+        assert other.get(timeout=30) == 0, "the call of another key"
+        assert ended(results) == [*range(len(results))]
+        assert bodies(stage, name) == [(name, number) for number in range(len(results))]
+        assert send((name, 0)).get(timeout=30) == 0
+
+
+@pytest.mark.slow
+def test_a_call_that_expires_while_it_waits_ends_revoked_with_rabbitmq_too(
+    redis_url: str, rabbit_url: str, tmp_path: Path, name: str
+) -> None:
+    """RabbitMQ removes a message with an expiration of its own without a word."""
+    with open_stage(redis_url, tmp_path, APP, {"BROKER_URL": rabbit_url}) as stage:
+        stage.worker(concurrency=2)
+        first = running(stage, name)
+        expiring = stage.app.early.apply_async((name, 1), expires=0.5)
+        last = stage.app.early.delay(name, 2)
+        expires_at = time.monotonic() + 0.5
+        wait_until(lambda: time.monotonic() > expires_at, "it has expired")
+        stage.open(name)
+        assert ended([first, last]) == [0, 2]
+        with pytest.raises(TaskRevokedError):
+            expiring.get(timeout=30)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_failover_that_loses_the_last_writes_loses_joins_and_no_key_is_stuck(
+    redis_url: str, tmp_path: Path, private_sentinels: Sentinels, name: str
+) -> None:
+    """The end of the first call is lost too. Its result is known, so it does not run again."""
+    servers, ended_early = private_sentinels, f"{name}-ended"
+    with open_stage(redis_url, tmp_path, APP, {"LOCK_URL": servers.url}) as stage:
+        stage.worker(concurrency=2)
+        calls = [running(stage, name), stage.app.early.delay(name, 1)]
+        also_running = running(stage, ended_early, stage.app.late)
+        old = servers.master()
+        cut_replication(old, servers.replicas())
+        stage.app.early.delay(name, 2)  # is lost
+        stage.open(ended_early)
+        assert also_running.get(timeout=30) == 0
+        old.kill()
+        servers.wait_until_promoted(old)
+        stage.open(name)
+
+        def call(key: str, number: int) -> Any:
+            with suppress(StoreError):
+                return stage.app.early.delay(key, number)
+
+        for key in (name, ended_early):
+            calls.append(wait_until(partial(call, key, 3), "the new master takes calls"))
+        assert [one.get(timeout=60) for one in calls] == [0, 1, 3, 3]
+        assert [number for _, number in bodies(stage, name)] == [0, 1, 3]
+        assert [number for _, number in bodies(stage, ended_early)] == [0, 3]
+        assert stage.journal.overlaps() == []
 
 
 @pytest.mark.slow
