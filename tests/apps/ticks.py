@@ -52,10 +52,10 @@ def ambush(place: str) -> None:
 _authorize_tick = RedisStore.authorize_tick
 
 
-def authorize_tick(self: RedisStore, call: AuthorizeTick, *, timeout: float) -> Authorization:
+def authorize_tick(self: RedisStore, request: AuthorizeTick, *, timeout: float) -> Authorization:
     """Called by beat when it has looked at its lease for the last time."""
     ambush("authorize")
-    return _authorize_tick(self, call, timeout=timeout)
+    return _authorize_tick(self, request, timeout=timeout)
 
 
 @beat_init.connect
