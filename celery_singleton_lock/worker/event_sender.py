@@ -92,6 +92,7 @@ class EventSender:
             if self._running.acquire(timeout=_LAST_EVENTS):
                 self._running.release()
 
+    @observers.elsewhere()  # while a log handler runs, children would fill the pipe
     def _collect(self) -> None:
         """Move events from the pipe to the outbox. The reader's thread."""
         rest = b""

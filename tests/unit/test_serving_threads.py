@@ -106,6 +106,34 @@ def event_sender(app: Celery, is_over: IsOver) -> None:
     os.close(pipe._writer)
 
 
+def event_reader(app: Celery, is_over: IsOver) -> None:
+    """It empties the pipe of all processes of its worker."""
+    pipe = EventPipe()
+    sender = EventSender(app, pipe, "w@host")
+    os.write(pipe._writer, b"no event\n")
+    pipe.end()
+    reader = threading.Thread(target=sender._collect, name="singleton-events-reader")
+    reader.start()
+    reader.join(30)
+    os.close(pipe.reader)
+    os.close(pipe._writer)
+
+
+def zookeepers_janitor(app: Celery, is_over: IsOver) -> None:
+    """It ends the leases of its process that are not renewed."""
+    pytest.importorskip("kazoo")
+    from celery_singleton_lock.stores.zookeeper.store import ZooKeeperStore
+
+    store = ZooKeeperStore("zk://127.0.0.1")
+
+    def clean() -> None:
+        store._closed = True
+        fail()
+
+    store._clean = clean  # type: ignore[method-assign]
+    store._wake_janitor()
+
+
 def abandoned_block(app: Celery, is_over: IsOver) -> None:
     """The garbage collector releases its lease on a native thread."""
 
@@ -132,6 +160,8 @@ def election_that_stalls(app: Celery, is_over: IsOver) -> None:
         store_queue,
         queue_look,
         event_sender,
+        event_reader,
+        zookeepers_janitor,
         abandoned_block,
         election_that_stalls,
     ],

@@ -53,7 +53,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
-from ...core import native
+from ...core import native, observers
 from ...core.lease import Lease
 from ...core.store import RENEWED, Acquire, Capabilities, Granted, Refused, Renewal
 from ...errors import SettingsError, StoreError, StoreUnavailable
@@ -291,6 +291,8 @@ class ZooKeeperStore(ConsensusStore):
         with suppress(RuntimeError):  # The thread hasn't handled the last alarm yet.
             self._alarm.release()
 
+    # A log handler that blocks must not keep leases from ending.
+    @observers.elsewhere()
     def _run_janitor(self) -> None:
         if not self._has_janitor.acquire(blocking=False):
             return  # Two threads were started by concurrent first writes.
