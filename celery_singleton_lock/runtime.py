@@ -30,7 +30,7 @@ from .errors import SettingsError, StoreError
 from .instrumentation import SINKS, has_observers, is_observed, send_worker_event
 from .settings import Settings, has_broker_in_memory, read_settings
 from .stores import open_store, shards_of
-from .stores.eviction import Eviction, eviction_of
+from .stores.eviction import REMEDY, Eviction, eviction_of
 
 if TYPE_CHECKING:
     from .core.threads import Threads
@@ -75,8 +75,9 @@ class Runtime:
     lease_notes: LeaseNotes | None = None
     #: The name of this worker, also set by the bootstep.
     worker_name = ""
-    #: Whether the worker refuses leases that its store may evict; also set by the bootstep.
-    may_evict = False
+    #: Whether the worker refuses leases that its store may evict; None: the store has not said
+    #: whether it may. Also set by the bootstep.
+    may_evict: bool | None = False
     #: Whether a thread renews the leases; else only calls of the heartbeat's ``sweep``.
     renews_by_thread = True
 
@@ -252,7 +253,7 @@ class Runtime:
                 self._locker = Locker(
                     store, self.clock, heartbeat, self.events, Runtime.lease_notes
                 )
-                if Runtime.may_evict:
+                if Runtime.may_evict is not False:
                     self._locker.guard = self._refuse_evictable
             return self._locker
 
@@ -260,9 +261,14 @@ class Runtime:
         """What the store's server may evict now; see `eviction_of`."""
         return eviction_of(self.store.info("memory"))
 
-    def refuse_evictable_leases(self) -> None:
-        """Grant no lease in this process, or in a pool child, while the store may evict leases."""
-        Runtime.may_evict = True
+    def refuse_evictable_leases(self, *, is_known: bool) -> None:
+        """Grant no lease in this process, or in a pool child, while the store may evict leases.
+
+        Args:
+            is_known: Whether it may; if not, it has not answered, and is asked before the first
+                lease.
+        """
+        Runtime.may_evict = True if is_known else None
         self.locker.guard = self._refuse_evictable
 
     def _refuse_evictable(self) -> None:
@@ -276,12 +282,17 @@ class Runtime:
         """
         found = self.eviction()
         if found is not None and found.forbids_leases(allow_eviction=self.settings.allow_eviction):
-            raise StoreError(found.text)
+            reason = f"{found.text}. To do: {REMEDY}"
+            if Runtime.may_evict is None:
+                logger.error("singleton: no locks: %s: %s", self.settings.safe_url, reason)
+                Runtime.may_evict = True
+            raise StoreError(reason)
         self.locker.guard = None
-        logger.warning(
-            "singleton: %s does not endanger leases any more: they are granted",
-            self.settings.safe_url,
-        )
+        if Runtime.may_evict:
+            logger.warning(
+                "singleton: %s does not endanger leases any more: they are granted",
+                self.settings.safe_url,
+            )
 
     def _first_store(self) -> Store:
         settings = self.settings

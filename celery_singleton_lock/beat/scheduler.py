@@ -19,7 +19,6 @@ import shelve
 import signal
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from types import FrameType
@@ -376,8 +375,12 @@ def _name(entry: ScheduleEntry) -> str:
 def _candidate(runtime: Runtime) -> Election:
     """The election of this process. A wrong setting ends ``celery beat`` with one log line."""
     with exit_on_wrong_settings():
-        with suppress(StoreError):  # the first campaign reports it
-            if reason := why_no_leases(runtime):
+        try:
+            reason = why_no_leases(runtime)
+        except StoreError:  # the first campaign reports it
+            runtime.refuse_evictable_leases(is_known=False)
+        else:
+            if reason:
                 raise SettingsError(reason)
         check_leader_ttl(runtime)
         return Election(runtime)

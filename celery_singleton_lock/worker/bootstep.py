@@ -347,7 +347,7 @@ def _check_store(runtime: Runtime) -> None:
         if problems := store.problems(runtime.keyspace.lock("", "")):
             raise SettingsError(problems[0])
         if reason := why_no_leases(runtime):
-            runtime.refuse_evictable_leases()
+            runtime.refuse_evictable_leases(is_known=True)
             logger.error(
                 "singleton: no locks: %s. Until then singleton tasks are put back, and the "
                 "worker's other tasks run",
@@ -378,6 +378,7 @@ def _reporting_faults(runtime: Runtime) -> Iterator[None]:
         kind = "sentinel" if is_sentinel_url(url) else runtime.store.capabilities.name
         remedy = f"{fault_of(kind, exc).remedy}. `celery -A ... singleton doctor` shows more"
         if isinstance(exc, StoreUnavailable):
+            runtime.refuse_evictable_leases(is_known=False)
             _warn(
                 f"no locks now, because {url} can't be used ({exc}); tasks are put back until it "
                 f"can. To do: {remedy}"

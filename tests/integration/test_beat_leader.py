@@ -339,6 +339,24 @@ def test_a_store_that_may_evict_ends_beat_at_its_start(
     process.wait_for_log("CRITICAL.*maxmemory-policy is volatile-ttl")
 
 
+@pytest.mark.slow
+def test_a_store_that_may_evict_elects_no_leader_though_it_was_away_at_the_start(
+    environment: dict[str, str], beat: StartBeat
+) -> None:
+    arguments = ("--maxmemory", "50mb", "--maxmemory-policy", "volatile-ttl")
+    with PrivateServer(arguments=arguments) as evicting:
+        environment["LOCK_URL"] = evicting.url()
+        evicting.kill()
+        process = beat(APP, scheduler="singleton")
+        process.wait_for_event(EventName.STORE_UNREACHABLE, action="no-ticks")
+        evicting.start()
+        process.wait_for_log("ERROR.*no locks: .*maxmemory-policy is volatile-ttl")
+        assert not process.events(EventName.LEADING)
+        with redis.Redis.from_url(evicting.url()) as client:
+            client.config_set("maxmemory-policy", "noeviction")
+        process.wait_for_event(EventName.LEADING)
+
+
 # Embedded in workers.
 
 

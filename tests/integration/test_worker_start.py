@@ -100,8 +100,13 @@ def refusal(process: CeleryWorker) -> str:
 
 
 @pytest.fixture
-def say_at_start(load_app: LoadApp, caplog: pytest.LogCaptureFixture) -> SayAtStart:
+def say_at_start(
+    load_app: LoadApp, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> SayAtStart:
     """``say_at_start(write_app(), LOCK_URL=...)``: what a worker would warn of, in this process."""
+
+    # A check that finds no store leaves this to the leases that follow.
+    monkeypatch.setattr(Runtime, "may_evict", False)
 
     def check(name: str, **env: str) -> list[str]:
         with without_tasks_of_other_tests():
@@ -363,6 +368,25 @@ def test_a_server_that_may_evict_leases_grants_none_until_its_policy_is_correcte
         process.wait_for_log("WARNING.*does not endanger leases any more")
 
 
+def test_a_server_that_may_evict_leases_grants_none_though_it_was_away_at_the_start(
+    worker: StartWorker, write_app: WriteApp, load_app: LoadApp
+) -> None:
+    app = write_app()
+    with server("--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru") as evicting:
+        evicting.kill()
+        process = worker(app, env={"LOCK_URL": evicting.url()})
+        process.wait_for_log("WARNING.*can't be used")
+        evicting.start()
+        refused = load_app(app, LOCK_URL=evicting.url()).greet.delay("you")
+        outage = process.wait_for_event(EventName.STORE_UNREACHABLE, task_id=refused.id)
+        assert "allkeys-lru" in outage.fields["error"]
+        process.wait_for_log("ERROR.*no locks: .*allkeys-lru.*noeviction")
+        with redis.Redis.from_url(evicting.url()) as client:
+            assert not client.keys(f"{EVERY_NAME}greet*")
+            client.config_set("maxmemory-policy", "noeviction")
+        assert refused.get(timeout=60).startswith("hello you ")
+
+
 def test_a_server_that_may_evict_leases_is_accepted_by_a_setting(
     worker: StartWorker, write_app: WriteApp, load_app: LoadApp
 ) -> None:
@@ -594,6 +618,7 @@ def test_a_worker_whose_store_is_down_starts_and_says_so(
     assert not result.ready()
     private_redis.start()
     assert result.get(timeout=30).startswith("hello you ")
+    assert "endanger" not in process.log
 
 
 def test_a_wrong_password_is_said_and_not_shown(

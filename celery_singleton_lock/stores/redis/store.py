@@ -476,9 +476,18 @@ class RedisStore(Store):
     def info(self, section: str) -> dict[str, str]:
         """One section of INFO, of the server that endangers leases most by evicting keys.
 
-        Empty if the servers deny INFO.
+        Empty if the servers deny INFO. A server that does not answer counts only if none does.
         """
-        return max((server.info(section) for server in self.servers()), key=risk)
+        found: list[dict[str, str]] = []
+        error: StoreUnavailable | None = None
+        for server in self.servers():
+            try:
+                found.append(server.info(section))
+            except StoreUnavailable as exc:
+                error = exc
+        if error is not None and not found:
+            raise error
+        return max(found, key=risk)
 
     def servers(self) -> Sequence[Connections]:
         """The connections to each server that has keys of this store."""
