@@ -32,6 +32,8 @@ class Broker:
         self._clock = clock
         self._timeout = timeout
         self._replied_at = float("-inf")
+        #: Whether it has refused the last message.
+        self.refuses = False
 
     @property
     def url(self) -> str:
@@ -57,6 +59,11 @@ class Broker:
                 raise
             self._ask()
 
+    def note_refusal(self) -> None:
+        """Note that it refuses a message. Connect again: there may be another server now."""
+        self.refuses = True
+        self._disconnect()
+
     def _ask(self) -> None:
         connection, producer = self._connection, self._producer
         try:
@@ -70,10 +77,13 @@ class Broker:
             )
             ask_broker(connection, producer.channel)
         except BaseException:
-            self._replied_at = float("-inf")
-            # collect() closes the connection without a dialogue, which might wait again.
-            with suppress(Exception):
-                connection.collect()
-            producer.revive(connection)
+            self._disconnect()
             raise
         self._replied_at = self._clock.now()
+
+    def _disconnect(self) -> None:
+        self._replied_at = float("-inf")
+        # collect() closes the connection without a dialogue, which might wait again.
+        with suppress(Exception):
+            self._connection.collect()
+        self._producer.revive(self._connection)

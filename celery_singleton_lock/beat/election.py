@@ -46,6 +46,8 @@ Failure handling
     other candidates try again just after it.
     The broker does not reply to the leader: it authorizes no tick, and resigns after ``ttl``
     seconds. No candidate stands without a reply of its broker. If none has one, there is no leader.
+    The broker replies and refuses the messages, as a demoted Redis does: these ticks are lost. The
+    leader connects again before the next one, and resigns if none is taken for ``ttl`` seconds.
     The scheduler's thread is blocked (a server of the schedule, a receiver of a Celery signal): the
     leader resigns after the same time.
     The leader stops cleanly: it releases the lease, and another candidate wins the next campaign.

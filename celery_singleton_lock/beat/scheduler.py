@@ -24,8 +24,9 @@ from functools import cached_property
 from types import FrameType
 from typing import Any, Final
 
-from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
+from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler, SchedulingError
 from celery.schedules import schedstate, schedule
+from redis.exceptions import ResponseError
 
 from ..celery_compat import rebuild_heap
 from ..core import observers
@@ -92,6 +93,7 @@ class LeaderMixin(Scheduler):
         try:
             if self._term != election.term:
                 self._term = election.term
+                self._broker.refuses = False
                 self.elected()
             wait = super().tick(*args, **kwargs)
         except (_NoTick, StoreError) as exc:
@@ -104,7 +106,8 @@ class LeaderMixin(Scheduler):
             return min(election.pause(), election.poll)
         finally:
             self._signals.end()
-        election.progress()
+        if not self._broker.refuses:
+            election.progress()
         return min(wait, election.pause())
 
     def leads(self) -> bool:
@@ -209,6 +212,17 @@ class LeaderMixin(Scheduler):
             # as a changed schedule.
             entry.options = options
             self._signals.end()
+
+    def apply_async(self, entry: ScheduleEntry, *args: Any, **options: Any) -> Any:
+        """As Celery's, and note whether the broker takes the message."""
+        try:
+            result = super().apply_async(entry, *args, **options)
+        except SchedulingError as exc:
+            if _is_refusal(exc):
+                self._broker.note_refusal()
+            raise
+        self._broker.refuses = False
+        return result
 
     def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Send a task whose class isn't registered here, with a claim if the entry requests it."""
@@ -370,6 +384,18 @@ class SignalDeferral:
 
 def _name(entry: ScheduleEntry) -> str:
     return str(entry.name)
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether a Redis broker refused the message: it was demoted, or is full.
+
+    Other brokers that take no messages do not reply.
+    """
+    while error is not None and not isinstance(error, StoreError):
+        if isinstance(error, ResponseError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _candidate(runtime: Runtime) -> Election:

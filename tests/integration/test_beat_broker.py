@@ -19,6 +19,7 @@ import pytest
 import redis
 
 from celery_singleton_lock.core.events import EventName
+from example_project.private_server import PrivateServer
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.harness.deliveries import wait_until
 from tests.harness.ticks import Beats, RabbitTicks, Ticks, faults, longest_gap
@@ -114,6 +115,30 @@ def test_a_leader_cut_off_from_its_broker_resigns_and_stands_again_when_it_answe
     assert faults(sent, EVERY) == []
     assert longest_gap(sent) < TTL + 3
     assert len(cut_off.events(EventName.BROKER_UNREACHABLE)) == 1
+
+
+@of_redis
+def test_a_leader_whose_broker_refuses_its_messages_resigns(
+    beats: Beats, ticks: Ticks, link: Link, broker_url: str
+) -> None:
+    # As a server that was demoted does: it answers.
+    with PrivateServer(arguments=("--min-replicas-to-write", "1")) as refusing:
+        proxy, through = link()
+        [refused] = beats.add(env=through)
+        [standby] = beats.add()
+        ticks.wait_for(2)
+        assert beats.leader() is refused
+        proxy.lead_to(refusing.port)
+        refused.wait_for_event(EventName.RESIGNED, why="it could send nothing")
+        assert beats.leader() is standby
+        ticks.wait_for(3)
+        assert "Not enough good replicas" in refused.log
+        proxy.lead_to(int(urlsplit(broker_url).port or 0))
+        beats.kill(standby)
+        assert beats.leader() is refused
+        ticks.wait_for(3)
+    assert faults(ticks.of(), EVERY) == []
+    assert longest_gap(ticks.of()) < TTL + 3
 
 
 @of_redis
