@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -32,6 +33,8 @@ _FINDINGS_FOR: Final = 60.0
 # this process's time, and the events of workers have the rest. (The store paces a search through
 # the keys of other programs.)
 _REST: Final = 4.0
+# Seconds to wait for a reading if there is an earlier one. A scrape of Prometheus ends after ten.
+_PATIENCE: Final = 2.0
 # Seconds to wait for the reply that shows that the store answers.
 _PROBE_TIMEOUT: Final = 1.0
 #: The task's name in the records of Beat leaders.
@@ -75,7 +78,10 @@ class Reading:
 
 
 class Cached(Generic[T]):
-    """The result of a function that one thread at a time calls; the others wait for it.
+    """The result of a function that one thread at a time calls.
+
+    A caller waits for the first result. Later it waits for a moment, and gets the last one if the
+    function takes longer.
 
     Args:
         read: The function.
@@ -87,16 +93,48 @@ class Cached(Generic[T]):
         self._read, self._clock, self._seconds = read, clock, seconds
         self._lock = threading.Lock()
         self._until = float("-inf")
-        self._value: T
+        # The last result, if there is one.
+        self._values: list[T] = []
+        # The call of the function that runs.
+        self._running: Future[T] | None = None
 
     def get(self) -> T:
+        """The result.
+
+        Raises:
+            Exception: An exception of the function.
+        """
         with self._lock:
-            begin = self._clock.now()
-            if begin >= self._until:
-                self._value = self._read()
-                end = self._clock.now()
-                self._until = end + max(self._seconds, _REST * (end - begin))
-            return self._value
+            if self._values and self._clock.now() < self._until:
+                return self._values[0]
+            running = self._running or self._begin()
+        try:
+            return running.result(_PATIENCE if self._values else None)
+        except TimeoutError:
+            return self._values[0]
+
+    def _begin(self) -> Future[T]:
+        running = Future[T]()
+        threading.Thread(
+            target=self._call, args=(running,), name="singleton-reading", daemon=True
+        ).start()
+        self._running = running
+        return running
+
+    def _call(self, running: Future[T]) -> None:
+        begin = self._clock.now()
+        try:
+            value = self._read()
+        except BaseException as exc:
+            with self._lock:
+                self._running = None
+            running.set_exception(exc)
+            return
+        end = self._clock.now()
+        with self._lock:
+            self._until = end + max(self._seconds, _REST * (end - begin))
+            self._values, self._running = [value], None
+        running.set_result(value)
 
     def forget(self) -> None:
         """Read again at the next call."""

@@ -30,7 +30,7 @@ from celery_singleton_lock.inspection import HeldKey
 from celery_singleton_lock.instrumentation.metrics import COUNTERS
 from celery_singleton_lock.instrumentation.prometheus import PrometheusMetrics
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.serve import Options, protocol, read_token
+from celery_singleton_lock.serve import Options, protocol, read_token, readings
 from celery_singleton_lock.serve import serve as serve_on
 from celery_singleton_lock.serve.access import Access
 from celery_singleton_lock.serve.gauges import Gauges
@@ -560,6 +560,43 @@ def test_a_slow_reading_is_used_longer() -> None:
     assert cached.get() == 2
     cached.forget()
     assert cached.get() == 3
+
+
+def test_a_long_reading_holds_up_no_scrape_that_has_an_earlier_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A search through millions of keys takes longer than a scrape may."""
+    monkeypatch.setattr(readings, "_PATIENCE", 0.05)
+    clock, gate, calls = ManualClock(), threading.Event(), list[int]()
+
+    def read() -> int:
+        calls.append(1)
+        if len(calls) > 1:
+            gate.wait(30)
+        return len(calls)
+
+    cached = Cached(read, clock, 1.0)
+    assert cached.get() == 1
+    clock.advance(2)
+    assert [cached.get(), cached.get()] == [1, 1]
+    gate.set()
+    wait_until(lambda: cached.get() == 2, "the next reading")
+    assert len(calls) == 2
+
+
+def test_a_reading_that_fails_is_made_again() -> None:
+    replies: list[Any] = [RuntimeError("a defect"), 5]
+
+    def read() -> int:
+        reply = replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return int(reply)
+
+    cached = Cached(read, ManualClock(), 1.0)
+    with pytest.raises(RuntimeError, match="a defect"):
+        cached.get()
+    assert cached.get() == 5
 
 
 def asgi(application: Application, **scope: Any) -> list[dict[str, Any]]:
