@@ -200,3 +200,14 @@ def test_a_question_that_the_store_cannot_answer_ends_it(environment: dict[str, 
     )
     assert done.returncode == 1
     assert done.stderr.startswith("Error: ")
+
+
+def test_a_login_that_may_not_search_for_keys_is_told_what_to_grant(
+    lines: Callable[..., Process], private_redis: PrivateServer
+) -> None:
+    with redis.Redis.from_url(private_redis.url()) as client:
+        client.execute_command("ACL", "SETUSER", "ops", "on", ">pw", "~*", "&*", "+@all", "-scan")
+        process = lines(LOCK_URL=private_redis.url().replace("://", "://ops:pw@"))
+        process.wait_for_log(r" store-refuses .*grant \+scan")
+        client.execute_command("ACL", "SETUSER", "ops", "+scan")
+        process.wait_for_log(" store-back ")
