@@ -81,6 +81,11 @@ def elsewhere() -> Iterator[None]:
         _serving.discard(thread)
 
 
+def serves_others() -> bool:
+    """Whether this thread is inside `elsewhere`."""
+    return _thread.get_ident() in _serving
+
+
 class Observer:
     """A sink of events that may block. Starts its thread when it is first needed.
 

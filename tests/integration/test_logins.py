@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -11,8 +12,13 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from celery_singleton_lock import StoreError, StoreUnavailable, hold
+from celery_singleton_lock import StoreError, StoreUnavailable, hold, lease_lost
+from celery_singleton_lock.core.events import Event
+from celery_singleton_lock.core.lease import LossReason
+from celery_singleton_lock.core.observers import elsewhere
+from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer
+from tests.apps.logins import Slow
 from tests.harness.worker import CeleryWorker
 
 StartWorker = Callable[..., CeleryWorker]
@@ -132,3 +138,49 @@ def test_a_provider_that_fails_is_a_store_that_does_not_answer(
         hold("a", scope="work", app=app),
     ):
         pass
+
+
+def test_a_loss_is_reported_in_time_though_a_provider_blocks(
+    server: PrivateServer, load_app: LoadApp, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """It runs on the heartbeat's thread when a connection has ended."""
+    gate, lost = tmp_path / "gate", threading.Event()
+    monkeypatch.setenv("LOCKS_GATE", str(gate))
+    url = f"{server.url()}?credential_provider=tests.apps.logins:Slow"
+    app = load_app(UNIQUE, LOCK_URL=url).app
+
+    def receive(event: Event, **_: Any) -> None:
+        lost.set()
+
+    lease_lost.connect(receive)
+    with (
+        redis.Redis.from_url(server.url()) as client,
+        hold("ann", scope="work", ttl=2, app=app) as lease,
+    ):
+        gate.touch()
+        client.client_kill_filter(_type="normal", skipme=True)
+        try:
+            assert lost.wait(20)
+            assert lease.loss is not None
+            assert lease.loss.reason is LossReason.UNREACHABLE
+        finally:
+            gate.unlink()
+    with hold("bob", scope="work", app=app):
+        pass
+
+
+def test_a_connection_that_is_opened_too_late_is_used_by_the_next_request(
+    server: PrivateServer, load_app: LoadApp, tmp_path: Path, monkeypatch: Any
+) -> None:
+    gate = tmp_path / "gate"
+    monkeypatch.setenv("LOCKS_GATE", str(gate))
+    url = f"{server.url()}?credential_provider=tests.apps.logins:Slow"
+    store = Runtime.of(load_app(UNIQUE, LOCK_URL=url).app).store
+    gate.touch()
+    before = Slow.asked
+    with elsewhere():
+        with pytest.raises(StoreUnavailable, match=r"no connection in 1\.5 s .*credential"):
+            store.last_runs(["a key"], timeout=0.5)
+        gate.unlink()
+        assert store.last_runs(["a key"], timeout=0.5) == [None]
+    assert Slow.asked == before + 1

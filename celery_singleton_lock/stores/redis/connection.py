@@ -9,6 +9,12 @@ Guarantees
 Non-guarantees
     A command without a reply may have been executed. This module sends nothing a second time.
 
+New connections
+    The resolver of host names, and a credential provider, may be waited for without a limit. So a
+    thread that serves others (`core.observers`) waits for `_OPENING` timeouts at most, and another
+    thread opens the connection. One that is opened too late is for the next request. Not under
+    gevent and eventlet, because a socket belongs to the hub of the thread that opens it.
+
 Idle connections
     Idle connections are pooled by timeout. Under gevent and eventlet they are also pooled by native
     thread, because a socket belongs to the hub of a thread. A connection that was idle for longer
@@ -25,9 +31,11 @@ redis-py blocked for 59 s on a dead link, and turned a lost reply into "not acqu
 from __future__ import annotations
 
 import socket
+import threading
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import redis
@@ -36,7 +44,7 @@ import redis.connection
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ...core import native
+from ...core import native, observers
 from ...core.clock import Clock, SystemClock
 from ...core.store import ConnectionWatch
 from ...errors import SettingsError, StoreError, StoreUnavailable
@@ -77,6 +85,12 @@ _TEMPORARY_CODES: Final = ("BUSY ", "NOREPLICAS ")
 # was lost with the server. The check costs a system call. A task with an empty body releases sooner
 # and does not pay for it.
 _CHECKED_AFTER: Final = 0.01
+
+# The number of timeouts that a new connection may take on another thread: to connect, to log in,
+# and to choose the database.
+_OPENING: Final = 3
+# Seconds for which a connection is kept that was opened too late.
+_KEPT: Final = 5.0
 
 # Seconds to wait for a reply that may have arrived. With 0 the socket would not block, and redis-py
 # would report a broken connection instead of a timeout.
@@ -144,6 +158,8 @@ class Connections:
 
     def _have_none(self) -> None:
         self._idle: defaultdict[tuple[int, float], _Idle] = defaultdict(_Idle)
+        # By timeout, the opening of a connection that took too long.
+        self._late: dict[float, _Opening] = {}
         self._sweep = IdleSweep(self.close_old, self.clock)
 
     @property
@@ -325,6 +341,8 @@ class Connections:
 
     def close(self) -> None:
         """Close all idle connections. A connection in use is closed after its use."""
+        while self._late:
+            self._late.popitem()[1].discard()
         while self._idle:
             idle = self._idle.popitem()[1]
             idle.closed = True
@@ -364,14 +382,31 @@ class Connections:
 
     def _connect(self, timeout: float, idle: _Idle) -> Connection:
         try:
-            connection = Connection(self, self._connected(timeout), idle)
+            serves_others = observers.serves_others() and not native.is_patched()
+            open_one = self._opened_elsewhere if serves_others else self._opened
+            connection = Connection(self, open_one(timeout), idle)
         except StoreUnavailable as exc:
             exc.was_sent = False  # whatever was asked before, such as a sentinel
             raise
         self._sweep.opened(connection)
         return connection
 
-    def _connected(self, timeout: float) -> Any:
+    def _opened_elsewhere(self, timeout: float) -> Any:
+        opening = self._late.pop(timeout, None)
+        if opening is not None and opening.is_over():
+            opening.discard()
+            opening = None
+        if opening is None:
+            opening = _Opening(partial(self._opened, timeout), self.now)
+        if opening.ends_within(_OPENING * timeout):
+            return opening.result()
+        self._late[timeout] = opening
+        raise StoreUnavailable(
+            f"the store doesn't answer: no connection in {_OPENING * timeout:g} s (the resolver of "
+            "host names, or a credential provider, may be slow)"
+        )
+
+    def _opened(self, timeout: float) -> Any:
         client = self.new(timeout)
         try:
             try:
@@ -548,6 +583,66 @@ class Connection:
             return []  # a part of it, or bytes of TLS that belong to no reply
         client._sock.settimeout(client.socket_timeout)
         return [reply]
+
+
+class _Opening:
+    """The opening of a connection on a thread of its own.
+
+    Args:
+        open_one: Opens a connection of redis-py.
+        now: The clock.
+    """
+
+    def __init__(self, open_one: Callable[[], Any], now: Callable[[], float]) -> None:
+        self._open, self._now = open_one, now
+        self._client: Any = None
+        self._error: BaseException | None = None
+        self._ended_at = float("inf")
+        self._is_discarded = False
+        self._running: Any = native.allocate_lock()
+        self._running.acquire()
+        try:
+            threading.Thread(target=self._run, name="singleton-connect", daemon=True).start()
+        except RuntimeError:  # no thread can be started now
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            self._client = self._open()
+        except BaseException as exc:  # raised again in the thread that waits
+            self._error = exc
+        self._ended_at = self._now()
+        self._running.release()
+        if self._is_discarded:
+            self.discard()
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait at most ``seconds`` for the end."""
+        return bool(self._running.acquire(timeout=seconds))
+
+    def is_over(self) -> bool:
+        """Whether it has failed, or the connection was opened too long ago."""
+        return self._error is not None or self._now() > self._ended_at + _KEPT
+
+    def result(self) -> Any:
+        """The connection.
+
+        Raises:
+            StoreError, StoreUnavailable: It could not be opened.
+        """
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+            return self._client
+        finally:
+            del error  # its traceback has this frame: a cycle
+
+    def discard(self) -> None:
+        """Close the connection, now or when it is open."""
+        self._is_discarded = True
+        if self._client is not None:
+            self._client.disconnect()
 
 
 class _Idle(deque[Connection]):
