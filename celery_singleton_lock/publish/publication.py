@@ -111,17 +111,13 @@ class Publication(Call):
                     task_id=self.task_id,
                     repeats=True,
                 )
-                return send(self.task_id, self.options)
+                return self._send(claim, token, send)
             # The request may have been carried out, for example if a soft time limit came before
             # the reply: the claim may exist although its message will not be published.
             self._free(claim, token)
             raise
         if existing is None:
-            try:
-                return send(self.task_id, self.options)
-            except BaseException:
-                self._free(claim, token)
-                raise
+            return self._send(claim, token, send)
         return self._resolve(claim, existing, answers, send)
 
     def run(self, send: Send) -> AsyncResult[Any]:
@@ -240,6 +236,14 @@ class Publication(Call):
         if not takes:
             return existing
         return _ask(runtime, replace(call, instead_of=existing.token))
+
+    def _send(self, claim: Claim, token: Token, send: Send) -> AsyncResult[Any]:
+        """Publish the message that has the claim, or may have it: a reply of the store was lost."""
+        try:
+            return send(self.task_id, self.options)
+        except BaseException:
+            self._free(claim, token)
+            raise
 
     def _free(self, claim: Claim, token: Token) -> None:
         runtime, message = self.runtime, "" if claim.arguments is None else token.task

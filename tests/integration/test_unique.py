@@ -14,8 +14,11 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+import redis
 from celery import Celery, Task, chain
 from celery.result import GroupResult
+from kombu import Connection
+from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import (
     DuplicateTask,
@@ -857,6 +860,28 @@ def test_a_publish_that_fails_frees_its_claim(
     assert store.inspect(claim_key(unique.once, name)) is None
     private_redis.start()
     assert unique.once.apply_async((name,), queue=IDLE).id
+
+
+def test_a_publish_that_fails_after_an_unresponsive_store_frees_the_claim_that_it_sets_later(
+    unique: ModuleType, private_redis: PrivateServer, name: str
+) -> None:
+    """Else the next calls, of any process, are answered with a message that was never published."""
+    unique.once.apply_async((f"{name}-warm",), queue=IDLE)
+    once = {"max_retries": 0, "interval_start": 0}
+    with (
+        redis.Redis.from_url(private_redis.url()) as client,
+        Connection("redis://127.0.0.1:1", transport_options=once) as nowhere,
+    ):
+        claims_set = lambda: client.info("commandstats")["cmdstat_set"]["calls"]  # noqa: E731
+        before = claims_set()
+        private_redis.pause()
+        with pytest.raises(OperationalError):
+            unique.once.apply_async((name,), connection=nowhere)
+        private_redis.resume()
+        wait_until(lambda: claims_set() > before, "the server has done what it was asked")
+    runtime = Runtime.of(unique.app)
+    wait_until(lambda: runtime.locker.queue.is_empty, "nothing waits for the store")
+    assert runtime.store.inspect(claim_key(unique.once, name)) is None
 
 
 def test_chains_are_published_with_the_store_away(
