@@ -107,9 +107,9 @@ def answer(call: Call, claim: Claim, existing: Record) -> AsyncResult[Any]:
 def takes_over(runtime: Runtime, existing: Record, caller: Holder, *, asks: bool = True) -> bool:
     """Whether the caller takes over the claim, because the call that has it may not do the work.
 
-    That call may expire while the caller's does not; or it is the running task, which publishes its
-    own successor; or it has ended and its worker could not free the claim: the worker was killed
-    after it had stored the result, or the store was unreachable.
+    That call has expired, or may expire while the caller's does not; or it is the running task,
+    which publishes its own successor; or it has ended and its worker could not free the claim: the
+    worker was killed after it had stored the result, or the store was unreachable.
 
     Args:
         runtime: The runtime of the caller's app.
@@ -118,8 +118,10 @@ def takes_over(runtime: Runtime, existing: Record, caller: Holder, *, asks: bool
         asks: Whether the result backend is asked; if not, that call counts as not ended.
     """
     # Two calls that expire count as equal: with expires=60 at the task, each call expires later
-    # than the one before.
-    if existing.phase is Phase.QUEUED and existing.holder.expires and not caller.expires:
+    # than the one before. A retry and a put-back copy keep the time. Their claim lasts longer.
+    expires = existing.holder.expires
+    may_expire = expires and existing.phase is not Phase.RUNNING
+    if may_expire and (not caller.expires or expires <= caller.since):
         return True
     if continues(runtime.app.current_worker_task, Token.task_id_of(existing.token)):
         return True

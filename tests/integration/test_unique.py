@@ -910,3 +910,16 @@ def test_a_call_that_does_not_expire_is_not_answered_with_one_that_does(
     assert stage.app.once.apply_async((name,), queue=IDLE).id == lasting.id
     assert stage.app.once.apply_async((name,), expires=5, queue=IDLE).id == lasting.id
     assert ids_of(stage, name) == [short.id, lasting.id]
+
+
+def test_a_call_that_does_not_expire_is_not_answered_with_a_retry_that_does(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """Celery keeps ``expires`` for a retry, and discards it after that."""
+    flaky = stage.app.flaky
+    first = flaky.apply_async((name, 2, 300), expires=60)
+    wait_until(lambda: phase(stage, flaky, name) == "retrying", "it waits for its retry")
+    assert flaky.apply_async((name,), expires=120, queue=IDLE).id == first.id
+    lasting = flaky.apply_async((name,), queue=IDLE)
+    assert flaky.apply_async((name,), queue=IDLE).id == lasting.id
+    assert ids_of(stage, name) == [lasting.id]

@@ -286,6 +286,31 @@ def test_the_claim_of_a_task_that_has_not_ended_counts(bench: Bench, state: str)
     assert sync.delay().id == first.id
 
 
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.RETRYING])
+def test_a_message_that_expires_before_its_next_delivery_answers_no_call_after_that(
+    bench: Bench, phase: Phase
+) -> None:
+    """Its put-back copy, or its retry, keeps ``expires``: a worker will discard it."""
+    sync = bench.task(unique="until_done", expires=60)
+    first = sync.delay()
+    bench.settle(phase, ttl=3600)
+    bench.clock.advance(59)
+    assert sync.delay().id == first.id
+    bench.clock.advance(2)
+    second = sync.delay()
+    assert second.id != first.id
+    assert sync.delay().id == second.id
+    assert bench.ids() == [first.id, second.id]
+
+
+def test_a_body_that_runs_beyond_its_expires_answers_equal_calls(bench: Bench) -> None:
+    sync = bench.task(unique="until_done", expires=60)
+    first = sync.delay()
+    bench.settle(Phase.RUNNING, ttl=3600)
+    bench.clock.advance(61)
+    assert sync.delay().id == sync.apply_async(expires=None).id == first.id
+
+
 def test_of_two_that_find_a_stale_claim_one_takes_it_over(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
