@@ -170,9 +170,9 @@ def claim_and_send(
     where = f"claim_and_send({name!r})"
     _check(where, name, args, kwargs, key, options)
     task: Any = app.tasks.get(name)
+    if task is not None and not hasattr(task, "singleton_policy"):
+        raise TypeError(f"{where}: it is no singleton task, so nothing would free its claim")
     if task is not None and key is None and scope is None:
-        if not hasattr(task, "singleton_policy"):
-            raise TypeError(f"{where}: it is no singleton task, so nothing would free its claim")
         return task.apply_async(args, kwargs, singleton=singleton, **options)  # type: ignore[no-any-return]
     if scope is not None:
         merge(Policy(key=key or PER_TASK), {"scope": scope}, where=where)

@@ -89,8 +89,6 @@ def test_what_is_wrong_is_said_where_it_is_written(publisher: Celery, stage: Sta
         send(publisher, "x", {"uniqe": "until_done"})
     with pytest.raises(LockKeyError, match="key="):
         claim_and_send(publisher, WORK, [object()], singleton=UNTIL_DONE)
-    with pytest.raises(TypeError, match="no singleton task"):
-        claim_and_send(stage.app.app, "celery.backend_cleanup", singleton=UNTIL_DONE)
     wrong: Any
     for wrong in (stage.app.work, None, ""):
         with pytest.raises(TypeError, match="name of a task"):
@@ -107,6 +105,15 @@ def test_what_is_wrong_is_said_where_it_is_written(publisher: Celery, stage: Sta
     for wrong in ("", 5, "s" * 201):
         with pytest.raises((TypeError, ValueError), match="give a name"):
             send(publisher, "x", scope=wrong)
+    assert claims(stage) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "k"}, {"key": "k", "scope": "s"}], ids=str)
+def test_a_task_that_would_never_free_its_claim_is_refused(
+    stage: Stage, options: dict[str, str]
+) -> None:
+    with pytest.raises(TypeError, match="no singleton task"):
+        claim_and_send(stage.app.app, "celery.backend_cleanup", singleton=UNTIL_DONE, **options)
     assert claims(stage) == []
 
 
