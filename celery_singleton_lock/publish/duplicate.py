@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from celery import Celery, states
 from celery.backends.rpc import RPCBackend
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult
 
 from ..celery_compat import backend_of, limit_backend_timeouts, result_meta
@@ -186,6 +187,8 @@ def _has_ended(runtime: Runtime, existing: Record, task: str) -> bool:
         if (ended_at := done_at(meta.get("date_done"), app)) is None:
             return True
         return ended_at.timestamp() > existing.holder.since - _MAX_CLOCK_DIFFERENCE
+    except SoftTimeLimitExceeded:
+        raise  # of the body that publishes
     except Exception:
         return False  # there is no result backend, or it does not answer: the claim counts
 

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import logging
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -453,6 +454,35 @@ def test_a_result_backend_that_does_not_answer_holds_up_no_call_and_one_thread(
     thread.join(60)
     bench.answer_with(monkeypatch, hang)
     assert other.delay().id != second.id
+
+
+def test_a_soft_time_limit_ends_a_call_that_waits_for_the_result_backend(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The body that makes the call has to see it: the hard limit kills it otherwise."""
+    struck, ended = threading.Event(), threading.Event()
+
+    def strike(*_: Any) -> None:
+        struck.set()
+        raise SoftTimeLimitExceeded
+
+    def hang(task_id: str) -> Any:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        assert struck.wait(60)
+        assert ended.wait(60)
+        return {"status": states.PENDING}
+
+    sync = bench.task(unique="until_done")
+    first = sync.delay()
+    bench.answer_with(monkeypatch, hang)
+    before = signal.signal(signal.SIGUSR1, strike)
+    try:
+        with pytest.raises(SoftTimeLimitExceeded):
+            sync.delay()
+    finally:
+        ended.set()
+        signal.signal(signal.SIGUSR1, before)
+    assert bench.claim().holder.task_id == first.id
 
 
 @pytest.mark.parametrize(("seconds", "times"), [(0.01, 5), (0.06, 2), (0.4, 1)])
