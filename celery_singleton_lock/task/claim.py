@@ -19,6 +19,7 @@ from ..core.lease import Phase
 from ..core.store import UNSETTLED, Acquire, ClaimChange, Store
 from ..errors import StoreError
 from ..message.claim import CONTINUED, Claim
+from ..message.times import seconds_until
 from ..policy import Unique
 from .feature import Run
 
@@ -59,6 +60,16 @@ def arguments_deleted(run: Run) -> ClaimChange | None:
     return freed(run, ended=True) if has_arguments else None
 
 
+def queued(run: Run, claim: Claim, delay: float) -> ClaimChange:
+    """The change when a copy of the message is published, to run after ``delay`` seconds or later.
+
+    If the message expires before, a worker will discard the copy. Then the claim is freed.
+    """
+    if _has_expired_in(run, run.request.expires, delay):
+        return claim.freed()
+    return claim.queued(delay)
+
+
 def after(
     run: Run, claim: Claim, state: str | None, retval: Any, retry_in: float | None
 ) -> ClaimChange:
@@ -66,6 +77,10 @@ def after(
     request = run.request
     # Celery acknowledges the message of a greenlet that `revoke(terminate=True)` ended.
     comes_back = run.acks_late and not (state is None and is_revoked_here(request.id))
+    signature = getattr(retval, "sig", None)
+    expires = None if signature is None else signature.options.get("expires")
+    if retry_in is not None and _has_expired_in(run, expires, retry_in):
+        retry_in = None  # a worker will discard the retry
     return claim.after(
         state,
         retval,
@@ -111,6 +126,14 @@ def free_if_queued(run: Run) -> None:
     if record is not None and record.phase is Phase.QUEUED:
         # Once: later, a later attempt may have queued the claim again.
         change(run, run.claim.freed(), ttl=0.0)
+
+
+def _has_expired_in(run: Run, expires: Any, seconds: float) -> bool:
+    """Whether a message with Celery's ``expires`` is discarded if it arrives in ``seconds``."""
+    if not expires:
+        return False
+    left = seconds_until(expires, run.task.app)
+    return left is not None and left < seconds
 
 
 def _message_that_ends(run: Run, claim: Claim) -> str:

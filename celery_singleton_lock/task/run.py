@@ -588,7 +588,7 @@ class TaskRun:
         delay = delay if longest is None else min(delay, longest)
         delay = publish_copy(self.task, self.request, copy.header(), delay)
         try:
-            queued = claim.queued(delay) if claim else None
+            queued = claims.queued(self, claim, delay) if claim else None
             self._mark(MarkerState.WAITING, copy.sequence, delay, queued)
         except StoreError:
             pass  # without the marker, a redelivery of this message would be a second copy

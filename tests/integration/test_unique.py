@@ -917,9 +917,9 @@ def test_a_call_that_does_not_expire_is_not_answered_with_a_retry_that_does(
 ) -> None:
     """Celery keeps ``expires`` for a retry, and discards it after that."""
     flaky = stage.app.flaky
-    first = flaky.apply_async((name, 2, 300), expires=60)
+    first = flaky.apply_async((name, 2, 300), expires=600)
     wait_until(lambda: phase(stage, flaky, name) == "retrying", "it waits for its retry")
-    assert flaky.apply_async((name,), expires=120, queue=IDLE).id == first.id
+    assert flaky.apply_async((name,), expires=1200, queue=IDLE).id == first.id
     lasting = flaky.apply_async((name,), queue=IDLE)
     assert flaky.apply_async((name,), queue=IDLE).id == lasting.id
     assert ids_of(stage, name) == [lasting.id]

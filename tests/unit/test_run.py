@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -543,3 +543,35 @@ def test_the_place_of_a_call_that_has_lost_its_lease_ends_when_the_store_answers
             "its place is that of the next call",
         )
         assert len(tries) == (1 if answers_in_time else 2)
+
+
+@pytest.mark.parametrize("how", ["retry", "put back"])
+@pytest.mark.parametrize(("expires", "answers"), [(60, False), (900, True), (None, True)])
+def test_a_message_answers_no_call_if_it_expires_before_it_comes_back(
+    how: str, expires: int | None, answers: bool
+) -> None:
+    store, name = SingletonStore(), uuid()
+    with Celery("expires", broker="memory://", set_as_current=False) as app:
+        store.install(app)
+
+        @singleton_task(
+            app=app,
+            name="work",
+            bind=True,
+            shared=False,
+            key=PER_TASK,
+            unique="until_done",
+            on_conflict=OnConflict.retry(delay=600, max_delay=600),
+        )
+        def work(self: Any) -> None:
+            raise self.retry(countdown=300)
+
+        first = work.apply_async(queue=name, expires=expires)
+        with app.connection_for_read() as connection:
+            message = connection.SimpleQueue(name).get_nowait()
+        trace = build_tracer("work", work, app=app)
+        with hold_lock(work) if how == "put back" else nullcontext():
+            info = {"exchange": "", "routing_key": name}
+            trace(first.id, (), {}, {**message.headers, "delivery_info": info, NONCE_KEY: "n"})
+        again = work.apply_async(queue=name, expires=expires)
+        assert (again.id == first.id) is answers
