@@ -165,6 +165,7 @@ class TaskRun:
     _waiter: Waiter | None = None
     # The lease, or the request that may have been granted without a reply; None: neither.
     _held: Lease | Acquire | None = None
+    _retry: Retry | None = None  # the body's
     _locker: Locker
 
     def __init__(self, task: Any, request: Any) -> None:
@@ -248,13 +249,10 @@ class TaskRun:
             retval: The task's result, or the exception that ended it.
         """
         if self._state is _State.SETTLED:
-            self.request, self._features = None, ()
+            self.request, self._features, self._retry = None, (), None
             return
-        # SystemExit and similar exceptions may also be raised after the body, while Celery sends
-        # the callbacks. The state is SUCCESS then, but the message is delivered again.
-        leaving = sys.exception()
-        if leaving is not None and not isinstance(leaving, Exception):
-            state = None
+        if (leaving := sys.exception()) is not None:
+            state, retval = self._outcome(state, retval, leaving)
         held = self._held
         try:
             if not isinstance(held, Lease):
@@ -280,9 +278,28 @@ class TaskRun:
                 self._locker.heartbeat.discard(held)
             raise
         self._state = _State.SETTLED
-        # The request and the features refer to this run. A reference cycle would keep all objects
-        # of this task alive until the garbage collector runs.
-        self.request, self._features = None, ()
+        # The request, the features and the retry refer to this run. A reference cycle would keep
+        # all objects of this task alive until the garbage collector runs.
+        self.request, self._features, self._retry = None, (), None
+
+    def _outcome(
+        self, state: str | None, retval: Any, leaving: BaseException
+    ) -> tuple[str | None, Any]:
+        """State and result that correspond to what Celery does with the message.
+
+        Args:
+            state, retval: See :meth:`settle`.
+            leaving: The exception that ends Celery's tracer.
+        """
+        if not isinstance(leaving, Exception):
+            # SystemExit and similar exceptions may also be raised after the body, while Celery
+            # sends the callbacks. The state is SUCCESS then, but the message is delivered again.
+            return None, retval
+        if state is None:
+            # The result backend did not store the failure or the retry. Celery handles the message
+            # as that of a failed task.
+            return (states.FAILURE, leaving) if self._retry is None else (states.RETRY, self._retry)
+        return state, retval
 
     def abandon(self) -> None:
         """Report that the lease is left to its ttl: the last :meth:`settle` was interrupted."""
@@ -604,7 +621,8 @@ class TaskRun:
             result = self._body.run(body)
         except (Ignore, Reject):
             raise  # task_postrun settles the run
-        except Retry:
+        except Retry as retry:
+            self._retry = retry
             if lease.lost:
                 self._release_early(lease, Release.of(lease))
             raise

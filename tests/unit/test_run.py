@@ -22,7 +22,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.events import EventName, Events
-from celery_singleton_lock.core.lease import Holder, Token
+from celery_singleton_lock.core.lease import Holder, Phase, Token
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (
     Acquire,
@@ -575,3 +575,48 @@ def test_a_message_answers_no_call_if_it_expires_before_it_comes_back(
             trace(first.id, (), {}, {**message.headers, "delivery_info": info, NONCE_KEY: "n"})
         again = work.apply_async(queue=name, expires=expires)
         assert (again.id == first.id) is answers
+
+
+class BackendAway(Exception):
+    """The result backend does not answer."""
+
+
+@pytest.mark.filterwarnings("ignore:Exception raised outside body")
+@pytest.mark.parametrize("acks_late", [False, True])
+@pytest.mark.parametrize(("fails", "phase"), [(True, None), (False, Phase.RETRYING)])
+def test_a_result_backend_that_is_away_leaves_the_claim_to_a_retry_alone(
+    monkeypatch: pytest.MonkeyPatch, acks_late: bool, fails: bool, phase: Phase | None
+) -> None:
+    """Celery acknowledges the message as that of a failed task, so it does not come back."""
+    store, name = SingletonStore(), uuid()
+    with Celery("away", broker="memory://", backend="cache+memory://", set_as_current=False) as app:
+        store.install(app)
+
+        @singleton_task(
+            app=app,
+            name="work",
+            bind=True,
+            shared=False,
+            key=PER_TASK,
+            unique="until_done",
+            acks_late=acks_late,
+        )
+        def work(self: Any) -> None:
+            if fails:
+                raise ArithmeticError
+            raise self.retry(countdown=300)
+
+        def away(*args: Any, **options: Any) -> Any:
+            raise BackendAway
+
+        first = work.apply_async(queue=name)
+        with app.connection_for_read() as connection:
+            message = connection.SimpleQueue(name).get_nowait()
+        monkeypatch.setattr(app.backend, "store_result", away)
+        trace = build_tracer("work", work, app=app)
+        info = {"exchange": "", "routing_key": name}
+        with pytest.raises(BackendAway):
+            trace(first.id, (), {}, {**message.headers, "delivery_info": info, NONCE_KEY: "n"})
+        runtime = Runtime.of(app)
+        claim = runtime.store.inspect(runtime.keyspace.claim("work", work.lock_key()))
+        assert (claim and claim.phase) is phase
