@@ -126,6 +126,15 @@ def acks_failures(task: Any) -> bool:
     return getattr(task, "acks_on_failure", older) is not False
 
 
+def may_reject_when_done(task: Any) -> bool:
+    """Whether a Reject that ``on_success`` raises rejects the message.
+
+    5.7, whose tasks have ``acks_on_failure``. Earlier versions take it for an internal error, and
+    acknowledge the message as that of a failed task.
+    """
+    return hasattr(task, "acks_on_failure")
+
+
 def dead_letters(task: Any) -> bool:
     """Whether the broker may keep a message of ``task`` that is rejected, and deliver it later.
 

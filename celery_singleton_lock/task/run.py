@@ -61,7 +61,13 @@ from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TaskRevokedError
 from kombu.exceptions import EncodeError
 
-from ..celery_compat import acks_failures, driver_of, fail_as_body, is_revoked_here
+from ..celery_compat import (
+    acks_failures,
+    driver_of,
+    fail_as_body,
+    is_revoked_here,
+    may_reject_when_done,
+)
 from ..core.backoff import backoff
 from ..core.events import Event, EventName
 from ..core.heartbeat import MAX_TIMEOUT
@@ -299,6 +305,8 @@ class TaskRun:
             # The result backend did not store the failure or the retry. Celery handles the message
             # as that of a failed task.
             return (states.FAILURE, leaving) if self._retry is None else (states.RETRY, self._retry)
+        if isinstance(leaving, Reject) and not self.eager and may_reject_when_done(self.task):
+            return state, leaving  # from on_success
         return state, retval
 
     def abandon(self) -> None:

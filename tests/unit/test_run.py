@@ -8,18 +8,20 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
-from celery import Celery, uuid
+from celery import Celery, Task, uuid
 from celery.app.trace import build_tracer
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import Reject, SoftTimeLimitExceeded
 
 from celery_singleton_lock import (
     PER_TASK,
     LeaseLost,
     LockConflict,
     OnConflict,
+    SingletonTask,
     current_lease,
     singleton_task,
 )
+from celery_singleton_lock.celery_compat import may_reject_when_done
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.events import EventName, Events
 from celery_singleton_lock.core.lease import Holder, Phase, Token
@@ -620,3 +622,33 @@ def test_a_result_backend_that_is_away_leaves_the_claim_to_a_retry_alone(
         runtime = Runtime.of(app)
         claim = runtime.store.inspect(runtime.keyspace.claim("work", work.lock_key()))
         assert (claim and claim.phase) is phase
+
+
+@pytest.mark.skipif(
+    not may_reject_when_done(Task), reason="since Celery 5.7 on_success may reject a message"
+)
+def test_a_message_that_is_rejected_after_its_body_runs_again() -> None:
+    store, ran = SingletonStore(), list[str]()
+
+    class Rejecting(SingletonTask[..., Any]):
+        abstract = True
+
+        def on_success(self, *args: Any) -> None:
+            if len(ran) == 1:
+                raise Reject("again", requeue=True)
+
+    with Celery("rejects", broker="memory://", set_as_current=False) as app:
+        store.install(app)
+
+        @app.task(name="work", base=Rejecting, shared=False, acks_late=True)
+        def work() -> None:
+            ran.append("")
+
+        trace = build_tracer("work", work, app=app)
+        message = {"id": "t", "task": "work"}
+        with pytest.raises(Reject):
+            trace("t", (), {}, {**message, "delivery_info": {}, NONCE_KEY: "a1"})
+        again = {"redelivered": True}
+        for nonce in ("a2", "a3"):
+            trace("t", (), {}, {**message, "delivery_info": again, NONCE_KEY: nonce})
+    assert len(ran) == 2, "the third delivery is of a message that is done"
