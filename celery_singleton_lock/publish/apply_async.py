@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,8 +42,21 @@ from .replace import Replacement, check_replaceable
 if TYPE_CHECKING:
     from celery.result import AsyncResult
 
-# This library's header of the message that a base class is publishing.
-_header: Final[ContextVar[Mapping[str, Any] | None]] = ContextVar("singleton_header", default=None)
+
+@dataclass(slots=True)
+class _Sending:
+    """A message that a base class publishes.
+
+    Attributes:
+        header: This library's header of the message.
+        is_published: Whether the base class has published it; None: it was not called.
+    """
+
+    header: Mapping[str, Any]
+    is_published: bool | None = None
+
+
+_sending: Final[ContextVar[_Sending | None]] = ContextVar("singleton_sending", default=None)
 
 
 def publish_call(
@@ -74,8 +88,9 @@ def publish_call(
     app = task.app  # read once: Celery looks it up each time
     running: Any = app.current_worker_task
     header = add_header(options, task_id=task_id, options=given, running=running)
-    if task.singleton_publishes_through_others:
-        send = _keeping(header, send)
+    sending = _Sending(header) if task.singleton_publishes_through_others else None
+    if sending is not None:
+        send = _keeping(sending, send)
     if running is not None:
         send = _counting(running, send)
     policy = task.singleton_policy(header.get("options"))
@@ -125,11 +140,14 @@ def publish_call(
         return publication.run(send)
     if policy.on_duplicate is OnDuplicate.REPLACE and not options.get("retries"):
         # (The worker parent retries the task of a lost child. That is no newer call.)
-        through_others = task.singleton_publishes_through_others
+        through_others = sending is not None
         serializer = options.get("serializer") or task.serializer
         args, kwargs = dump_models(task, args or (), kwargs or {}, serializer)
         _replace_arguments(publication, args, kwargs, serializer, through_others=through_others)
-    return publication.publish(send)
+    result = publication.publish(send)
+    if sending is not None and sending.is_published is False:
+        publication.await_message()
+    return result
 
 
 def claim_and_send(
@@ -283,27 +301,32 @@ def _counting(running: Any, send: Send) -> Send:
     return send_and_count
 
 
-def _keeping(header: Mapping[str, Any], send: Send) -> Send:
+def _keeping(sending: _Sending, send: Send) -> Send:
     """``send``, with the header kept if a base class replaces ``options["headers"]``."""
     # The receiver is connected only when it is needed, because every message that this process
     # publishes calls it.
     signals.before_task_publish.connect(_restore_header)
 
     def send_with_header(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
-        reset = _header.set(header)
+        sending.is_published = False
+        reset = _sending.set(sending)
         try:
             return send(task_id, options)
         finally:
-            _header.reset(reset)
+            _sending.reset(reset)
 
     return send_with_header
 
 
 def _restore_header(headers: Any = None, **_: Any) -> None:
-    header = _header.get()
+    sending = _sending.get()
+    if sending is None:
+        return
+    header = sending.header
     # A base class may publish other messages too. (Headers of task protocol 1 contain no id.)
-    if header is not None and headers.get("id", header["id"]) == header["id"]:
+    if headers.get("id", header["id"]) == header["id"]:
         headers[HEADER] = header
+        sending.is_published = True
 
 
 def _key_of(

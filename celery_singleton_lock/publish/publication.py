@@ -47,6 +47,8 @@ _TIMEOUT: Final = 0.4
 _SHOWS_AT_ONCE: Final = 0.1
 # Seconds from the claim of a call to its place in the queue of its key, two requests later.
 _JOINS_WITHIN: Final = 10.0
+# Seconds from the claim of a call to its message, if a base class publishes it later.
+_PUBLISHED_WITHIN: Final = 60.0
 # Options that Celery's canvas sets for messages that another message waits for.
 _CANVAS_OPTIONS: Final = frozenset(
     ("chain", "chord", "group_id", "root_id", "parent_id", "link", "link_error")
@@ -140,6 +142,23 @@ class Publication(Call):
             if len(results) > _MAX_EAGER_RESULTS:
                 del results[next(iter(results))]
         return result
+
+    def await_message(self) -> None:
+        """Shorten the claim of a call that a base class has not published.
+
+        It may publish the message later, such as at the commit of a transaction, or never, because
+        that was rolled back. Until then equal calls are answered with it.
+        """
+        claim = self._claim()
+        if claim.is_period or self.joins:  # a call that has not joined was admitted for a moment
+            return
+        token = Token(self.task_id, 0, 0, "-", self.header["call"])
+        change = replace(claim.queued(), ttl=min(claim.unique_for, _PUBLISHED_WITHIN))
+
+        def send(store: Store) -> None:
+            store.settle_claim(token, change, timeout=_TIMEOUT)
+
+        self.runtime.locker.queue.ask(send, change.ttl, lambda why: None)
 
     def _resolve(
         self, claim: Claim, existing: Record, answers: bool, send: Send

@@ -19,7 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from celery import Celery, chain, chord, group, states
+from celery import Celery, Task, chain, chord, group, states
 from celery.backends.rpc import RPCBackend
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
@@ -33,6 +33,7 @@ from celery_singleton_lock import (
     LockKeyError,
     OnConflict,
     SingletonLockError,
+    SingletonTask,
     StoreError,
     StoreUnavailable,
     claim_and_send,
@@ -711,6 +712,38 @@ def test_a_publish_that_fails_frees_its_claim(
     with pytest.raises(type(error)):
         sync.delay()
     assert bench.claims() == []
+
+
+@pytest.mark.parametrize("publishes", [True, False])
+def test_a_message_that_a_base_class_does_not_publish_answers_calls_for_a_minute(
+    bench: Bench, publishes: bool
+) -> None:
+    """It may publish it when a transaction is committed, which may be rolled back instead."""
+    waiting: list[Callable[[], Any]] = []
+
+    class AtCommit(Task[..., Any]):
+        abstract = True
+
+        def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+            waiting.append(lambda: super(AtCommit, self).apply_async(args, kwargs, **options))
+            return waiting.pop()() if publishes else None
+
+    class Base(SingletonTask[..., Any], AtCommit):
+        abstract = True
+
+    @bench.app.task(base=Base, shared=False, singleton={"unique": "until_done"})
+    def sync() -> None:
+        """Runs nowhere."""
+
+    sync.delay()
+    bench.clock.advance(61)
+    assert len(bench.claims()) == (1 if publishes else 0)
+    sync.delay()
+    assert len(waiting) == (0 if publishes else 2)
+    for publish in waiting:
+        publish()
+    found = [message.headers[HEADER]["claim"]["duplicate"] for message in bench.messages()]
+    assert found == ([False] if publishes else [False, False])
 
 
 def test_a_publish_that_fails_for_its_arguments_frees_its_claim(bench: Bench) -> None:
