@@ -135,7 +135,8 @@ def calls_in_queue(app: Celery, key: str) -> Iterator[CallInQueue]:
         SettingsError: The store keeps no queues.
         StoreError: The store refuses the request, or does not answer.
     """
-    return map(CallInQueue.of, _calls(_queue_of(app), key, _READ_AT_ONCE))
+    # All are read first: if the caller cancels one, the positions of those behind it change.
+    return iter([*map(CallInQueue.of, _calls(_queue_of(app), key, _READ_AT_ONCE))])
 
 
 def find_call(app: Celery, task_id: str) -> CallInQueue | None:
@@ -147,7 +148,7 @@ def find_calls(app: Celery, task_ids: Collection[str]) -> Iterator[CallInQueue]:
     """The calls of these task ids that are in queues; each queue is searched once."""
     for queue, keys in _keys(app):
         for key in keys:
-            for call in _calls(queue, key, _FOUND_AT_ONCE, messages=False):
+            for call in [*_calls(queue, key, _FOUND_AT_ONCE, messages=False)]:
                 if Token.task_id_of(call.task) in task_ids:
                     # With its message, unless it has left meanwhile.
                     yield CallInQueue.of(next(_at(queue, call), call))

@@ -348,6 +348,18 @@ def test_all_waiting_calls_of_a_key_are_cancelled(
     assert cli(stage, "cancel", "--key", f"queue:{name}", "--yes")[0] == 1
 
 
+def test_each_call_that_is_listed_may_be_cancelled_before_the_next_one_is_read(
+    stage: Stage, name: str
+) -> None:
+    calls, key = unconsumed(stage, name, 120), stage.app.early.lock_key(name, 0)
+    listed = []
+    for call in inspection.calls_in_queue(stage.app.app, key):
+        assert inspection.cancel(stage.app.app, call)
+        listed.append(call.task_id)
+    assert listed == [call.id for call in calls]
+    assert not [*inspection.calls_in_queue(stage.app.app, key)]
+
+
 def test_a_chord_counts_a_cancelled_call(stage: Stage, worker: CeleryWorker, name: str) -> None:
     first = running(stage, name)
     header = [stage.app.early.si(name, number) for number in (1, 2)]
