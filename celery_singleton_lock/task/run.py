@@ -263,8 +263,7 @@ class TaskRun:
         try:
             if not isinstance(held, Lease):
                 self._settle_without_lease(held, state, retval)
-            elif held.released_at is None or self._state is not _State.RELEASED:
-                # Without released_at: an exception came just before the early release.
+            elif self._state is not _State.RELEASED:
                 self._release(held, state, retval)
             else:
                 if self.acks_late and is_done(self.task, state, retval):
@@ -719,9 +718,11 @@ class TaskRun:
         Raises:
             Ignore: Another delivery of this attempt has the lease, or has finished.
         """
-        self._state = _State.RELEASED
         ending = Ending(goes_on=release.marker is None)
         reply = self._locker.release(lease, self._completed(release, ending))
+        # Last: after an exception from a signal handler before this line, settle() releases the
+        # lease again, because the store may not have got this release.
+        self._state = _State.RELEASED
         if reply not in (ReleaseReply.TWIN, ReleaseReply.DONE):
             return
         self._state = _State.SETTLED  # the attempt is not done, or not by this run

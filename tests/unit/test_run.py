@@ -366,6 +366,38 @@ def test_a_soft_time_limit_just_before_an_early_release_leaves_no_lease(
     assert (len(runtime.locker.heartbeat), [*store.scan(EVERY_NAME)]) == (0, [])
 
 
+class StruckStore(MemoryStore):
+    """A soft time limit strikes while the first release is on its way, which never arrives."""
+
+    struck = False
+
+    def release(self, request: Release, *, timeout: float = 0) -> ReleaseReply:
+        if not self.struck:
+            self.struck = True
+            raise SoftTimeLimitExceeded
+        return super().release(request, timeout=timeout)
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_a_soft_time_limit_during_an_early_release_leaves_no_lease(acks_late: bool) -> None:
+    """Its ttl would free the key, after a minute in which every call is skipped."""
+    clock = ManualClock()
+    store = StruckStore(clock)
+    app = Celery("during", broker="memory://", set_as_current=False)
+    runtime = Runtime(app, store=store, clock=clock)
+    Runtime.install(app, runtime)
+
+    @singleton_task(app=app, name="linked", shared=False, key="{name}", acks_late=acks_late)
+    def linked(name: str) -> None: ...
+
+    trace = build_tracer("linked", app.tasks["linked"], app=app)
+    message = {"id": "t", "task": "linked", "delivery_info": {}, NONCE_KEY: "a1"}
+    state = trace("t", ["k"], {}, {**message, "callbacks": [linked.s()]}).info
+    app.close()
+    assert isinstance(state.retval, SoftTimeLimitExceeded)
+    assert (len(runtime.locker.heartbeat), [*store.scan(EVERY_NAME)]) == (0, [])
+
+
 @pytest.fixture
 def grouped(singleton_store: SingletonStore) -> Iterator[Celery]:
     app = Celery("grouped", broker=UNREACHABLE, set_as_current=False)
