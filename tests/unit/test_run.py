@@ -398,6 +398,37 @@ def test_a_soft_time_limit_during_an_early_release_leaves_no_lease(acks_late: bo
     assert (len(runtime.locker.heartbeat), [*store.scan(EVERY_NAME)]) == (0, [])
 
 
+@pytest.mark.parametrize("acks_late", [False, True])
+@pytest.mark.parametrize(("hook", "left"), [("on_failure", []), ("on_retry", ["q retrying", "r"])])
+def test_a_hook_that_fails_changes_nothing_about_the_end_of_its_call(
+    hook: str, left: list[str], acks_late: bool
+) -> None:
+    """Celery has no state then, as after SystemExit; but no message comes back."""
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    app = Celery("hooks", broker="memory://", set_as_current=False)
+    Runtime.install(app, Runtime(app, store=store, clock=clock))
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(hook)
+
+    options: dict[str, Any] = {"acks_late": acks_late, "unique": "until_done", hook: fail}
+
+    @singleton_task(app=app, name="hooked", shared=False, bind=True, key="{name}", **options)
+    def hooked(self: Any, name: str) -> None:
+        if hook == "on_retry":
+            raise self.retry(countdown=60)
+        raise ArithmeticError
+
+    trace = build_tracer("hooked", app.tasks["hooked"], app=app)
+    message = {"id": "t", "task": "hooked", "delivery_info": {}, NONCE_KEY: "a1"}
+    with suppress(RuntimeError):
+        trace("t", ["k"], {}, message)
+    app.close()
+    found = [f"{one.kind} {one.phase or ''}".strip() for one in store.scan(EVERY_NAME)]
+    assert sorted(found) == left
+
+
 @pytest.fixture
 def grouped(singleton_store: SingletonStore) -> Iterator[Celery]:
     app = Celery("grouped", broker=UNREACHABLE, set_as_current=False)
