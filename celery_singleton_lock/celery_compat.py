@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
+from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]  # the stubs lack it
 from celery import _state as _celery_state
 from celery import current_app
 from celery.app import utils as _app_utils
@@ -360,9 +361,12 @@ def is_cancelled(request: Any) -> bool:
 
 
 def exception_of(exc_info: Any) -> BaseException:
-    """The exception of billiard's ``ExceptionInfo``; billiard 4 wraps it with its traceback."""
-    exc: BaseException = getattr(exc_info.exception, "exc", exc_info.exception)
-    return exc
+    """The exception of billiard's ``ExceptionInfo``; billiard 4 wraps it with its traceback.
+
+    A Retry has an attribute ``exc`` too.
+    """
+    exc: BaseException = exc_info.exception
+    return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
 
 
 def forks(pool_class: type) -> bool:

@@ -21,7 +21,7 @@ State model
         hard time limit  --> lease dying; claim kept as long, or queued if the message is requeued;
                              no lease: claim freed, or queued
         child is dead    --> lease released; claim freed, or queued if the message is requeued
-        SystemExit       --> the child has settled its lease; claim as above, with acks_late
+        BaseException    --> the child has settled its lease; claim as above, with acks_late
         revoked, expired --> no lease; claim freed
 
 Failure handling
@@ -79,8 +79,8 @@ def is_requeued(request: Any, exc: BaseException) -> bool:
         return False
     if celery_compat.is_cancelled(request):
         return bool(request.task.acks_late)
-    # SystemExit is reported before the process ends, and Celery treats it as a lost worker too.
-    if not isinstance(exc, (WorkerLostError, SystemExit)):
+    # These are reported before the process ends, and Celery treats them as a lost worker too.
+    if not isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
         return False
     if celery_compat.retries_lost_worker(request.task):
         retries, most = request.request_dict.get("retries") or 0, request.task.max_retries

@@ -167,18 +167,21 @@ class SingletonRequestMixin:
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> None:
         exc = celery_compat.exception_of(exc_info)
-        if isinstance(exc, (WorkerLostError, Terminated, SystemExit)):
+        is_lost = isinstance(exc, (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt))
+        if is_lost or not isinstance(exc, Exception):
             # billiard 4.3 reports an exit slightly before the process ends. Then the death is not
-            # proven, and the ttl frees the key.
+            # proven, and the ttl frees the key. After another BaseException, such as CancelledError
+            # of asyncio, the process goes on.
             comes_back = is_requeued(self, exc)
             if self.worker_pid is not None and not is_alive(self.worker_pid):
                 settle_leases(self, None, comes_back)
             elif self.task.acks_late:
-                # A body that ended by SystemExit has settled its lease, but did not know whether
-                # Celery requeues the message. A body that continues keeps its claim.
+                # A body that ended by such an exception has settled its lease, but did not know
+                # whether Celery requeues the message. A body that continues keeps its claim.
                 settle_claim(self, comes_back)
             if not comes_back:
-                queue_place.discard(self.app, self.request_dict, "lost")
+                reason = "lost" if is_lost else "ended"
+                queue_place.discard(self.app, self.request_dict, reason)
         elif not return_ok and isinstance(exc, (ContentDisallowed, DecodeError)):
             # The child could not decode the message, which this process has decoded. An error of
             # the body comes with return_ok.

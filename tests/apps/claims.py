@@ -9,6 +9,7 @@ backend); VISIBILITY_TIMEOUT, seconds.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -101,6 +102,17 @@ def leave(task: Any) -> None:
         raise SystemExit
 
 
+def interrupt(task: Any) -> None:
+    """Like Ctrl+C; a second run stays."""
+    if not came_again(task):
+        raise KeyboardInterrupt
+
+
+def cancel(task: Any) -> None:
+    """As a coroutine does that was cancelled and run by asyncio.run()."""
+    raise asyncio.CancelledError
+
+
 def retry(task: Any) -> None:
     """Once, in half a second."""
     if task.request.retries == 0:
@@ -169,6 +181,8 @@ WAYS: dict[str, Callable[[Any], None]] = {
         reject,
         requeue,
         leave,
+        interrupt,
+        cancel,
         retry,
         retry_now,
         retry_without_success,

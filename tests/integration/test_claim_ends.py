@@ -632,6 +632,20 @@ def test_a_killed_child_s_claim_is_free_at_once_or_when_its_message_has_run_agai
         one.can_be_had(call)
 
 
+@pytest.mark.parametrize(
+    ("way", "bodies"),
+    [("interrupt", {"early": 1, "late": 1, "requeued": 2}), ("cancel", {"early": 1, "late": 1})],
+)
+def test_a_base_exception_frees_the_claim_of_what_does_not_come_back(
+    stage: Stage, worker: CeleryWorker, name: str, way: str, bodies: dict[str, int]
+) -> None:
+    ended = [(one, one.call(way)) for one in in_all_ways(stage, name, *bodies)]
+    for one, call in ended:
+        wait_until(call.ready, "it has ended")
+        one.is_free(CHILD_ENDS)
+        assert len(starts_of(stage, call)) == bodies[one.task.__name__]
+
+
 @pytest.mark.slow
 def test_a_time_limit_frees_the_claim_when_the_child_is_dead_or_queues_it_again(
     stage: Stage, worker: CeleryWorker, name: str
