@@ -360,6 +360,20 @@ def is_cancelled(request: Any) -> bool:
     return bool(getattr(request, "_already_cancelled", False))
 
 
+def has_stored_success(request: Any) -> bool:
+    """Whether a pool child has stored SUCCESS before it was lost: its message is acknowledged then.
+
+    ``_success_was_stored``: 5.7. Earlier versions do not look. Celery asks the result backend for
+    it next; it gets the reply that is read here.
+    """
+    find = getattr(request, "_success_was_stored", None)
+    if find is None:
+        return False
+    found = find()
+    request._success_was_stored = lambda: found
+    return bool(found)
+
+
 def exception_of(exc_info: Any) -> BaseException:
     """The exception of billiard's ``ExceptionInfo``; billiard 4 wraps it with its traceback.
 

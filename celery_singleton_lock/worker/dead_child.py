@@ -82,10 +82,13 @@ def is_requeued(request: Any, exc: BaseException) -> bool:
     # These are reported before the process ends, and Celery treats them as a lost worker too.
     if not isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
         return False
-    if celery_compat.retries_lost_worker(request.task):
-        retries, most = request.request_dict.get("retries") or 0, request.task.max_retries
-        return most is None or retries < most
-    return bool(request.task.acks_late and request.task.reject_on_worker_lost)
+    task = request.task
+    if celery_compat.retries_lost_worker(task):
+        retries, most = request.request_dict.get("retries") or 0, task.max_retries
+        comes_back = most is None or retries < most
+    else:
+        comes_back = bool(task.acks_late and task.reject_on_worker_lost)
+    return comes_back and not celery_compat.has_stored_success(request)
 
 
 def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -> None:

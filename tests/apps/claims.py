@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -307,6 +308,16 @@ class Failing(SingletonTask):
         raise RuntimeError("on_failure fails")
 
 
+class Mortal(SingletonTask):
+    """Its process dies once, after its result is stored."""
+
+    abstract = True
+
+    def on_success(self, *args: Any, **kwargs: Any) -> None:
+        if not came_again(self):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 class NeverBegun(SingletonTask):
     abstract = True
 
@@ -317,6 +328,12 @@ class NeverBegun(SingletonTask):
 
 @singleton_task(**SHARED, base=Failing)
 def failing(self: Any, name: str, way: str = "succeed", gate: str | None = None) -> str:
+    return body(self, name, way, gate)
+
+
+@singleton_task(**SHARED, base=Mortal, acks_late=True, reject_on_worker_lost=True)
+def mortal(self: Any, name: str, way: str = "succeed", gate: str | None = None) -> str:
+    """Since 5.7, Celery acknowledges it: it has its result."""
     return body(self, name, way, gate)
 
 

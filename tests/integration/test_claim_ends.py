@@ -632,6 +632,16 @@ def test_a_killed_child_s_claim_is_free_at_once_or_when_its_message_has_run_agai
         one.can_be_had(call)
 
 
+def test_a_child_that_dies_after_its_result_is_stored_frees_its_claim(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    ended = [(one, one.call()) for one in in_all_ways(stage, name, "mortal")]
+    for one, call in ended:
+        worker.wait_for_log(rf"singleton freed: \S+\[{call.id}\]")
+        one.is_free(CHILD_ENDS)
+        assert call.get(timeout=SOON) == one.name
+
+
 @pytest.mark.parametrize(
     ("way", "bodies"),
     [("interrupt", {"early": 1, "late": 1, "requeued": 2}), ("cancel", {"early": 1, "late": 1})],
