@@ -215,7 +215,14 @@ class CallQueue(ABC):
 
     @abstractmethod
     def defer(
-        self, key: str, /, *, seconds: float, timeout: float, unpublished: Hint | None = None
+        self,
+        key: str,
+        /,
+        *,
+        seconds: float,
+        timeout: float,
+        unpublished: Hint | None = None,
+        perhaps: bool = False,
     ) -> None:
         """Look at ``key`` in ``seconds``.
 
@@ -225,6 +232,7 @@ class CallQueue(ABC):
             timeout: Seconds.
             unpublished: A hint of the key that was not published, and so does not count as a copy:
                 the deadline of the next one would grow with each second of an outage of the broker.
+            perhaps: Whether the broker may have it nevertheless: its reply is missing.
         """
 
     @abstractmethod

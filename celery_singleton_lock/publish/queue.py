@@ -318,7 +318,7 @@ def _publish_later(queue: CallQueue, hint: Hint, exc: BaseException) -> None:
         *(hint.task, hint.key, exc, _AGAIN),
     )
     with suppress(StoreError):  # else at the hint's own deadline, after a minute
-        queue.defer(hint.key, seconds=_AGAIN, timeout=MAX_TIMEOUT, unpublished=hint)
+        queue.defer(hint.key, seconds=_AGAIN, timeout=MAX_TIMEOUT, unpublished=hint, perhaps=True)
 
 
 def _join(queue: CallQueue, request: Join) -> tuple[Place, int]:

@@ -336,12 +336,19 @@ class MemoryCallQueue(CallQueue):
         return None
 
     def defer(
-        self, key: str, *, seconds: float, timeout: float, unpublished: Hint | None = None
+        self,
+        key: str,
+        *,
+        seconds: float,
+        timeout: float,
+        unpublished: Hint | None = None,
+        perhaps: bool = False,
     ) -> None:
         with self._guard:
             call = self._call(key, unpublished.task) if unpublished else None
             if call is not None and call.state == "h" and call.copies:
                 call.copies -= 1
+                call.repeated = call.repeated or perhaps
             if key in self._queues:
                 self._queues[key].due = self._clock.now() + seconds
 

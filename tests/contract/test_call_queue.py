@@ -950,6 +950,21 @@ def test_an_end_is_known_for_a_week_if_a_message_was_published_twice(
     assert ttls == pytest.approx([7 * DAY, DAY], abs=5)
 
 
+@pytest.mark.parametrize("perhaps", [True, False])
+def test_an_end_is_known_for_a_week_if_the_broker_may_have_a_message_that_it_refused(
+    on_server: Calls, client: redis.Redis, perhaps: bool
+) -> None:
+    (token,) = on_server.joined(1)
+    refused = Hint(key=on_server.key, task=token.task, copies=1, has_begun=False, message=b"m")
+    options: Any = {"unpublished": refused, "perhaps": perhaps}
+    on_server.queue.defer(on_server.key, seconds=LONG, timeout=TIMEOUT, **options)
+    assert of(token, on_server.hinted_by_look())
+    on_server.begin(token)
+    on_server.end(token)
+    known_for = client.ttl(Keyspace.ended(on_server.key, token.task))
+    assert known_for == pytest.approx(7 * DAY if perhaps else DAY, abs=5)
+
+
 def test_an_end_without_a_body_is_known_for_a_week_as_well(
     on_server: Calls, client: redis.Redis
 ) -> None:

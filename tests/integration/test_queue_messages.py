@@ -31,6 +31,7 @@ from celery_singleton_lock.worker.queue_look import QueueLook
 from example_project.private_server import PrivateServer
 from tests.harness.app_module import fresh_module
 from tests.harness.bodies import power_cut
+from tests.harness.calls import DAY
 from tests.harness.cluster import Cluster
 from tests.harness.sentinels import Sentinels, cut_replication
 from tests.harness.worker import CeleryWorker
@@ -289,6 +290,8 @@ def test_a_broker_that_does_not_answer_neither_fails_nor_delays_the_end_of_a_cal
         broker.resume()
         assert second.get(timeout=30) == 1, "it was due again in a second"
         assert bodies(stage, name) == [(name, 0), (name, 1)]
+        (end,) = wait_until(lambda: stage.redis.keys(f"*:ended|*{second.id}*"), "it has ended")
+        assert stage.redis.ttl(end) > 6 * DAY, "the broker may have a first copy"
 
 
 def test_a_call_that_kombu_publishes_again_after_a_reconnect_has_one_message(

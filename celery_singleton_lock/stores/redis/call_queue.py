@@ -100,9 +100,16 @@ class RedisCallQueue(CallQueue):
         return (reply[0] == b"lost", hint_of(key, reply[1:])) if reply else None
 
     def defer(
-        self, key: str, *, seconds: float, timeout: float, unpublished: Hint | None = None
+        self,
+        key: str,
+        *,
+        seconds: float,
+        timeout: float,
+        unpublished: Hint | None = None,
+        perhaps: bool = False,
     ) -> None:
-        arguments = [scripts.milliseconds(seconds), unpublished.task if unpublished else ""]
+        task = unpublished.task if unpublished else ""
+        arguments = [scripts.milliseconds(seconds), task, "1" if perhaps else "0"]
         command = scripts.QUEUE_DEFER.command([key, *Keyspace.call_queue(key)], arguments)
         self._run(command, timeout)
 

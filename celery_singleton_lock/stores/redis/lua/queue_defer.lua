@@ -1,5 +1,6 @@
 -- Look at the queue of a key after a while, if calls are in it.
--- KEYS: lock, queue, its calls, due set. ARGV: ms, the task whose hint was not published ('': none)
+-- KEYS: lock, queue, its calls, due set
+-- ARGV: ms, the task whose hint was not published ('' none), '1' if the broker may have it nevertheless
 -- Reply: 1
 local key, queue, calls, due = unpack(KEYS)
 redis.call('ZREM', queue, '') -- see queue_acquire.lua
@@ -7,6 +8,7 @@ local q = call_queue(key, queue, calls, due)
 local call = q.read(ARGV[2])
 if call and call.letter == 'h' and call.copies > 0 then
   call.copies = call.copies - 1
+  if ARGV[3] == '1' then call.repeated = '1' end
   q.write(call)
 end
 if q.head() then q.look_in(ARGV[1]) end
