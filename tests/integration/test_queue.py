@@ -433,6 +433,32 @@ def test_a_look_passes_over_a_queue_that_it_can_not_read(
     stage.redis.zrem(due, key)
 
 
+def test_as_many_keys_as_one_look_takes_keep_none_from_the_keys_behind_them(
+    stage: Stage, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their queues can't be read, so they stay the first ones that are due."""
+    monkeypatch.setattr(queue_look, "_KEYS", 2)
+    unreadable = [f"{name}-{number}" for number in range(2)]
+    for each in (*unreadable, name):
+        stage.app.early.apply_async((each, 0), queue=name)
+        make_due(stage, each)
+    keys = [stage.app.early.lock_key(each, 0) for each in unreadable]
+    for key in keys:
+        _, calls, _ = Keyspace.call_queue(key)
+        stage.redis.delete(calls)
+        stage.redis.set(calls, "no hash")
+    store = Runtime.of(stage.app.app).store
+    look = QueueLook(stage.app.app, lambda: store, lambda: False)
+    for _ in range(2):
+        look.look()
+    (call,) = call_queue(stage).calls(stage.app.early.lock_key(name, 0), most=1, timeout=5.0)
+    for key in keys:
+        queue, calls, due = Keyspace.call_queue(key)
+        stage.redis.delete(queue, calls)
+        stage.redis.zrem(due, key)
+    assert call.copies == 2
+
+
 def test_the_log_names_a_bounded_number_of_keys_that_a_look_passes_over(
     stage: Stage, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
