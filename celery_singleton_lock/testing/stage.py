@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -52,6 +53,9 @@ class ManualClock:
 
     def sleep(self, seconds: float) -> None:
         end = self._now + seconds
+        if seconds > 0:
+            # A remainder that rounding has left would never pass, and its client would wait on.
+            end = max(end, math.nextafter(self._now, math.inf))
         while self._now < end:
             self.advance(min(1.0, end - self._now))
             self.meanwhile()
