@@ -289,6 +289,10 @@ def test_without_the_right_to_scan_a_full_key_is_found_and_a_short_one_is_refuse
         Runtime.of(app).close()
 
 
+def no_request_waits() -> bool:
+    return all(thread.name != "singleton-request" for thread in threading.enumerate())
+
+
 @pytest.mark.parametrize("fault", ["stopped", "killed"])
 def test_explain_without_a_broker_says_that_no_worker_was_asked(fault: str) -> None:
     """A stopped broker takes the request, and does not answer: nothing else would end the wait."""
@@ -303,6 +307,7 @@ def test_explain_without_a_broker_says_that_no_worker_was_asked(fault: str) -> N
         assert "The broker does not answer, so the workers were not asked." in found.sentences
         # The thread that asks the broker ends when it answers.
         broker.resume() if fault == "stopped" else broker.start()
+        wait_until(no_request_waits, "the thread has ended")
         Runtime.of(app).close()
 
 
@@ -318,6 +323,7 @@ def test_explain_without_a_result_backend_says_that_the_result_is_unknown(fault:
         assert found.fate is inspection.Fate.UNKNOWN
         assert "the result backend failed" in " ".join(found.sentences)
         results.resume() if fault == "stopped" else results.start()
+        wait_until(no_request_waits, "the thread has ended")
         Runtime.of(app).close()
 
 
