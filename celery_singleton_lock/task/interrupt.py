@@ -7,7 +7,8 @@ Guarantees
 
 Non-guarantees
     A C call that does not return, a greenlet that never yields and a body that catches
-    BaseException are not interrupted. They can read ``current_lease().lost``.
+    BaseException are not interrupted. They can read ``current_lease().lost``. So can an event loop
+    of asyncio, which may take the exception for the end of one of its tasks, and go on.
 
 Mechanism, by the thread that runs the body::
 
