@@ -284,9 +284,12 @@ class Locker:
         That body may be waiting for its own grant, whose ttl runs.
         """
         self.heartbeat.confirmed(lease)
-        if outcome is ReleaseReply.OURS and not self._events.reaches_sinks(_RELEASED):
+        watched = self._events.observes(_RELEASED)
+        if outcome is ReleaseReply.OURS and not (watched and self._events.reaches_sinks(_RELEASED)):
             try:
-                self._ends.released(lease)
+                if watched:
+                    self._ends.released(lease)
+                lease.reported = True
             finally:
                 self._strike(lease.token)
             return

@@ -26,8 +26,9 @@ from .lease import Kind, Lease
 from .locker import Locker
 from .store import Acquire, Refused, Relation
 
-# Seconds between two tries of a client that polls; of each client at most `_LONGEST_POLL`.
+# Seconds from the first try of a client that polls to its second; the time doubles at each try.
 _POLL: Final = 0.05
+# Seconds between two tries of a client at most, woken or not.
 _LONGEST_POLL: Final = 0.5
 # Seconds. The server's clock counts whole milliseconds, so a try exactly at the end of a ttl would
 # be too early.

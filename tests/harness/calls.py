@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 from celery_singleton_lock.core.call_queue import (
@@ -102,7 +101,11 @@ class Calls:
     def look(self) -> tuple[bool, Hint] | None:
         """A look whose time has come."""
         self.queue.defer(self.key, seconds=0.0, timeout=TIMEOUT)
-        time.sleep(0.003)  # the store counts milliseconds
+        # A deadline is a millisecond away at least. A queue without calls has none.
+        wait_until(
+            lambda: self.is_due() or not self.queue.calls(self.key, most=1, timeout=TIMEOUT),
+            "its time has come",
+        )
         return self.look_early()
 
     def look_early(self) -> tuple[bool, Hint] | None:

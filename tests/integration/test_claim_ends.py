@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -165,6 +165,15 @@ def wait_for_starts(stage: Stage, call: AsyncResult, count: int) -> None:
     stage.journal.wait_for(
         lambda _: len(starts_of(stage, call)) >= count, what=f"{call.id} has begun {count} bodies"
     )
+
+
+def accepted(
+    stage: Stage, worker: CeleryWorker, calls: Iterable[tuple[Claim, AsyncResult]]
+) -> bool:
+    """Whether the worker's parent knows the processes that run ``calls``."""
+    inspect = stage.app.app.control.inspect(destination=[worker.hostname], timeout=SOON, limit=1)
+    pids = {each["id"]: each["worker_pid"] for each in inspect.active()[worker.hostname]}
+    return all(pids.get(call.id) for _, call in calls)
 
 
 def consume(stage: Stage, worker: CeleryWorker, queue: str) -> None:
@@ -635,7 +644,10 @@ def test_a_killed_child_s_claim_is_free_at_once_or_when_its_message_has_run_agai
 def test_a_child_that_dies_after_its_result_is_stored_frees_its_claim(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
-    ended = [(one, one.call()) for one in in_all_ways(stage, name, "mortal")]
+    ended = [(one, one.call(gate=name)) for one in in_all_ways(stage, name, "mortal")]
+    # Before, the pool would take the call for one that no process has begun, and run it again.
+    wait_until(lambda: accepted(stage, worker, ended), "the pool knows which process runs each")
+    stage.open(name)
     for one, call in ended:
         worker.wait_for_log(rf"singleton freed: \S+\[{call.id}\]")
         one.is_free(CHILD_ENDS)
