@@ -16,7 +16,7 @@ from celery import Celery
 from celery.utils.nodenames import gethostname
 
 from .celery_compat import call_at_close, close_backend
-from .core import native
+from .core import native_threads
 from .core.alarm import LockAlarm
 from .core.clock import Clock, SystemClock
 from .core.events import Events
@@ -33,7 +33,7 @@ from .stores import open_store, shards_of
 from .stores.eviction import REMEDY, Eviction, eviction_of
 
 if TYPE_CHECKING:
-    from .core.threads import Threads
+    from .core.executor import Executor
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -181,14 +181,14 @@ class Runtime:
         return self._limits[1].get(scope, 1)
 
     @cached_property
-    def commands(self) -> Threads:
+    def commands(self) -> Executor:
         """Threads for the requests of coroutines to the store. None of them waits for a holder."""
-        return _threads(_MOST_COMMANDS, "command")
+        return _executor(_MOST_COMMANDS, "command")
 
     @cached_property
-    def publishers(self) -> Threads:
+    def publishers(self) -> Executor:
         """Threads that publish for coroutines, and may wait for the broker."""
-        return _threads(_MOST_PUBLISHERS, "publisher")
+        return _executor(_MOST_PUBLISHERS, "publisher")
 
     def drain(self, timeout: float) -> None:
         """Read the replies to asynchronous releases; wait at most ``timeout`` seconds for each."""
@@ -375,9 +375,9 @@ def _close_later(store: Store, process: int) -> None:
     """
     # A forked child has a copy of its parent's store. Where threads are patched, the sockets belong
     # to another thread's hub; they are closed when they are collected.
-    if process == os.getpid() and not native.is_patched():
+    if process == os.getpid() and not native_threads.is_patched():
         with suppress(RuntimeError):  # the interpreter exits, or the process has too many threads
-            native.original("start_new_thread")(_close, (store,))
+            native_threads.original("start_new_thread")(_close, (store,))
 
 
 def _close(store: Store) -> None:
@@ -387,10 +387,10 @@ def _close(store: Store) -> None:
         logger.exception("singleton: the store of a collected app could not be closed")
 
 
-def _threads(most: int, name: str) -> Threads:
-    from .core.threads import Threads  # imports asyncio, which few processes need
+def _executor(most: int, name: str) -> Executor:
+    from .core.executor import Executor  # imports asyncio, which few processes need
 
-    return Threads(most, name)
+    return Executor(most, name)
 
 
 def singleton_tasks(app: Any) -> list[Any]:

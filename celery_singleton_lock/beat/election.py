@@ -69,7 +69,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
-from ..core import native, observers
+from ..core import native_threads, observers
 from ..core.events import Event, EventName
 from ..core.heartbeat import interval_of, timeout_for
 from ..core.key import Keyspace
@@ -168,7 +168,9 @@ class Election:
         self._progress_at = self._clock.now()
         self.term += 1
         self._leases.append(reply)
-        native.start_new_thread(partial(self._watch_progress, self.term), "singleton-election")
+        native_threads.start_new_thread(
+            partial(self._watch_progress, self.term), "singleton-election"
+        )
         # Another process may have led since the last term, so the cached last runs may be old.
         self._stored.clear()
         self.last_runs.clear()

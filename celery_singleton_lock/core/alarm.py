@@ -24,7 +24,7 @@ import select
 from contextlib import suppress
 from typing import Any, Final
 
-from . import native
+from . import native_threads
 from .clock import Timer
 
 # Seconds of one sleep at most: a lock can't wait for any number of seconds.
@@ -76,7 +76,7 @@ class LockAlarm(Alarm):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lock: Any = native.allocate_lock()  # released to wake the thread
+        self._lock: Any = native_threads.allocate_lock()  # released to wake the thread
         self._lock.acquire()
 
     def ring(self) -> None:
@@ -98,7 +98,7 @@ class EpollAlarm(Alarm):
     def __init__(self) -> None:
         super().__init__()
         # gevent and eventlet remove epoll from its module.
-        self._epoll: Any = native.original("epoll", "select")()
+        self._epoll: Any = native_threads.original("epoll", "select")()
         self._process = os.getpid()
         self._bell: int = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # The timer is opened by the first sleep: many processes have a heartbeat that never sleeps.
@@ -134,7 +134,7 @@ class EpollAlarm(Alarm):
         except (OSError, ValueError):
             return  # not registered
         # A request may find the end before this thread has woken, and closing would hide it.
-        if descriptor not in self._reported and native.has_ended(sock):
+        if descriptor not in self._reported and native_threads.has_ended(sock):
             self.ended()
 
     def _wait(self, seconds: float | None) -> None:

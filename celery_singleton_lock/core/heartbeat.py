@@ -61,7 +61,7 @@ from random import random, uniform
 from typing import Any, Final, TypeAlias
 
 from ..errors import StoreError
-from . import native, observers
+from . import native_threads, observers
 from .alarm import make_alarm
 from .clock import Clock
 from .events import EventName, Events
@@ -160,7 +160,7 @@ class Heartbeat:
         # The shortest interval, in seconds, of the leases that were added since the last sweep.
         self._shortest = _FOREVER
         self._running = False
-        self._start: Any = native.allocate_lock()  # held by the thread that runs
+        self._start: Any = native_threads.allocate_lock()  # held by the thread that runs
         self._closed = False
 
     def __len__(self) -> int:
@@ -181,7 +181,7 @@ class Heartbeat:
                 return
             # The new thread sets _running. If this method set it, a start that failed or was
             # interrupted would leave every later lease of the process without a heartbeat.
-            native.start_new_thread(self._run, "singleton-heartbeat")
+            native_threads.start_new_thread(self._run, "singleton-heartbeat")
         elif sweep_at < self._wakes_at:
             self._alarm.ring()
 

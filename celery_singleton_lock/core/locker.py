@@ -44,7 +44,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from ..errors import StoreError, StoreUnavailable
-from . import native, observers
+from . import native_threads, observers
 from .clock import Clock
 from .events import Event, EventName, Events
 from .heartbeat import MAX_TIMEOUT, Heartbeat, LossHandler, timeout_for
@@ -113,7 +113,7 @@ class Locker:
         #: Called before each acquire; raises StoreError while this process must take no lease.
         self.guard: Callable[[], None] | None = None
         # The heartbeat's native thread can't read a reply from a greenlet's connection.
-        self._releases_async = store.capabilities.releases_async and not native.is_patched()
+        self._releases_async = store.capabilities.releases_async and not native_threads.is_patched()
 
     def acquire(
         self,

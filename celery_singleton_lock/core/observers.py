@@ -7,7 +7,7 @@ Overview
     as the heartbeat's, runs its code `elsewhere`: each observer gets the events of that thread on
     a thread of its own. The observer `log` also gets the log records of that thread (`defers`).
     Where gevent or eventlet has patched threads, that thread is a greenlet of the bodies' hub, and
-    ends when its queue is empty: see `native.start_beside_bodies`.
+    ends when its queue is empty: see `native_threads.start_beside_bodies`.
 
 Guarantees
     A thread inside `elsewhere` never waits for an observer, and no observer waits for another one.
@@ -44,7 +44,7 @@ from functools import partial
 from queue import Empty
 from typing import Any, Final
 
-from . import native
+from . import native_threads
 from .clock import SystemClock
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -120,13 +120,13 @@ class Observer:
         # The first call is removed when it has returned, so an empty queue means an idle thread.
         self._calls: deque[Callable[[], object]] = deque()
         self._dropped = 0
-        self._alarm: Any = native.allocate_lock()  # released to wake the thread
+        self._alarm: Any = native_threads.allocate_lock()  # released to wake the thread
         self._alarm.acquire()
-        self._start: Any = native.allocate_lock()  # held by the thread that runs
+        self._start: Any = native_threads.allocate_lock()  # held by the thread that runs
         self._started_at = 0.0  # the time of a start that has not begun to run yet
         self.thread = 0
-        self._watch: Any = native.allocate_lock()  # held by the thread that watches
-        self.guard: Any = native.allocate_lock()  # held while the sink runs, and by a fork
+        self._watch: Any = native_threads.allocate_lock()  # held by the thread that watches
+        self.guard: Any = native_threads.allocate_lock()  # held while the sink runs, and by a fork
         # What runs: another tuple for each call of the user's code.
         self._running: tuple[object, ...] = ()
 
@@ -166,7 +166,7 @@ class Observer:
         """Wait at most ``seconds`` for the events that are in the queue now."""
         if not self._calls or self.thread == _thread.get_ident():
             return
-        done = native.inbox()
+        done = native_threads.inbox()
         self._calls.append(lambda: done.put(None))
         self._wake()
         with suppress(Empty):
@@ -177,7 +177,7 @@ class Observer:
         if not self.thread and (now := _clock.now()) - self._started_at > _START_PATIENCE:
             self._started_at = now
             try:
-                native.start_beside_bodies(self._run, self._name)
+                native_threads.start_beside_bodies(self._run, self._name)
             except (RuntimeError, OSError, ValueError):  # too many threads, or the hub has ended
                 self._started_at = 0.0
         with suppress(RuntimeError):  # the lock is released already: the thread will wake
@@ -190,7 +190,7 @@ class Observer:
         self.thread = _thread.get_ident()
         with elsewhere():
             self._run_calls()
-            while not native.is_patched():
+            while not native_threads.is_patched():
                 self._alarm.acquire()
                 self._run_calls()
         if calls is not self._calls:
@@ -206,7 +206,7 @@ class Observer:
         while calls and calls is self._calls:
             if not self._watch.locked():
                 with suppress(RuntimeError):  # no thread can be started now
-                    native.start_new_thread(self._name_slow_calls, f"{self._name}-watch")
+                    native_threads.start_new_thread(self._name_slow_calls, f"{self._name}-watch")
             try:
                 with self.guard:
                     calls[0]()
@@ -225,7 +225,7 @@ class Observer:
 
     def _name_slow_calls(self) -> None:
         """Name what runs for long. A thread of its own, while events wait."""
-        sleep, named = native.original("sleep", "time"), set[str]()
+        sleep, named = native_threads.original("sleep", "time"), set[str]()
         watch, calls = self._watch, self._calls  # reset() replaces them
         with elsewhere():
             # A call that comes between the last look and the release has started no thread.
@@ -286,7 +286,7 @@ _held_by_forks: Final[dict[int, list[Any]]] = {}
 
 def _before_fork() -> None:
     """Wait a moment until no observer runs, and let none begin until `_after_fork`."""
-    if native.is_patched():
+    if native_threads.is_patched():
         return  # the observers' greenlets live on in the child, and release what they hold
     thread, until = _thread.get_ident(), _clock.now() + _FORK_PATIENCE
     held = _held_by_forks[thread] = list[Any]()

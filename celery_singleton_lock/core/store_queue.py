@@ -42,7 +42,7 @@ from typing import Final, Protocol, runtime_checkable
 from weakref import WeakSet
 
 from ..errors import StoreError, StoreUnavailable
-from . import native, observers
+from . import native_threads, observers
 from .clock import Clock
 from .store import Store
 
@@ -104,7 +104,7 @@ class StoreQueue:
         self.is_silent = False
         #: Entered by the thread while it is inside the store's client. A fork may wait for it.
         self.guard: AbstractContextManager[object] = nullcontext()
-        self._start = native.allocate_lock()  # held by the thread that runs
+        self._start = native_threads.allocate_lock()  # held by the thread that runs
         if isinstance(store, SendsBeside):
             store.repeat_by(self.put)
 
@@ -176,7 +176,7 @@ class StoreQueue:
             _running.add(self)
             _register_exit()
             try:
-                native.start_new_thread(self._run, "singleton-store-queue")
+                native_threads.start_new_thread(self._run, "singleton-store-queue")
             except RuntimeError:  # no thread can be started now
                 pass
         return ""

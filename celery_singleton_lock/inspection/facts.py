@@ -15,10 +15,10 @@ from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
 
 from ..celery_compat import limit_backend_timeouts, result_meta
+from ..core.executor import within
 from ..core.heartbeat import interval_of, timeout_for
 from ..core.lease import OperatorRelease, Token
 from ..core.store import MarkerState
-from ..core.threads import within
 from ..errors import LockConflict
 from ..message.skipped import is_skipped
 from ..message.times import done_at, utc

@@ -17,10 +17,10 @@ from celery import Celery
 
 from ..core.call_queue import CallQueue, CallState, Depth, QueuedCall, Removal, Remove
 from ..core.events import EventName
+from ..core.executor import within
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.key import stored_names
 from ..core.lease import Token
-from ..core.threads import within
 from ..errors import SettingsError, StoreError, StoreUnavailable
 from ..message.stored_message import StoredMessage
 from ..publish.queue import emit, free_claim, publish_hint, token_of

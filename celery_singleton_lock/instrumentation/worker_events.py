@@ -27,7 +27,7 @@ import select
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
-from ..core import native
+from ..core import native_threads
 from ..core.clock import SystemClock
 from ..core.events import Event, EventName
 from .counts import COUNTED
@@ -58,7 +58,7 @@ class EventPipe:
         self.reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         # Eventlet's own write() may switch to another greenlet.
-        self._write = native.original("write", "os")
+        self._write = native_threads.original("write", "os")
         self._pid = os.getpid()
         self.dropped = 0
 

@@ -247,7 +247,7 @@ async def aclaim_and_send(
     Raises:
         RuntimeError: No task of asyncio is running here.
     """
-    from ..core.threads import running_task  # imports asyncio
+    from ..core.executor import running_task  # imports asyncio
 
     running_task(f"aclaim_and_send({name!r})")
     options |= {"singleton": singleton, "key": key, "scope": scope}

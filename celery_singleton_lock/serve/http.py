@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import parse_qs
 
-from ..core.threads import Threads
+from ..core.executor import Executor
 from .protocol import SURPLUS
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -101,7 +101,7 @@ class Application:
         exempt: Collection[str] = (),
     ) -> None:
         self._answer, self._quick, self._exempt = answer, quick, exempt
-        self._threads, self._quick_thread = Threads(_MOST_REQUESTS, "serve"), Threads(1, "probe")
+        self._threads, self._quick_thread = Executor(_MOST_REQUESTS, "serve"), Executor(1, "probe")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_surplus = (scope.get("state") or {}).get(SURPLUS)

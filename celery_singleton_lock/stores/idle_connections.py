@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakMethod, WeakSet
 
-from ..core import native
+from ..core import native_threads
 from ..core.clock import Clock
 
 #: Seconds after which an idle connection is closed instead of used. NATs and load balancers drop
@@ -47,7 +47,7 @@ class IdleSweep:
 
     def opened(self, connection: Any) -> None:
         """Note a new connection of the current thread; it is forgotten with the object."""
-        owner = native.socket_owner()
+        owner = native_threads.socket_owner()
         self._open[owner].add(connection)
         self._begin(owner)
 

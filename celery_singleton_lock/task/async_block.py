@@ -38,10 +38,10 @@ from weakref import WeakMethod, WeakValueDictionary
 
 from celery import Celery
 
+from ..core.executor import running_task
 from ..core.heartbeat import LossHandler
 from ..core.lease import Lease, Token
 from ..core.store import Refused
-from ..core.threads import running_task
 from ..core.waiter import Waiter
 from ..errors import LeaseLost
 from ..runtime import Runtime

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from celery import Celery
 
-from ..core import native, observers
+from ..core import native_threads, observers
 from ..core.heartbeat import LossHandler
 from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Token
@@ -189,7 +189,7 @@ class Block:
                 locker.release(lease, Release.of(lease))
 
         try:
-            native.start_new_thread(release, "singleton-abandoned")
+            native_threads.start_new_thread(release, "singleton-abandoned")
         except RuntimeError:  # no thread can be started now
             locker.abandon(lease)
 

@@ -36,7 +36,7 @@ from functools import cache
 from types import FrameType
 from typing import Any, Final, TypeVar
 
-from ..core import native
+from ..core import native_threads
 from ..core.clock import SystemClock
 from ..errors import LeaseLost
 
@@ -76,12 +76,12 @@ class Body:
 
     def __init__(self) -> None:
         if _threads_are_greenlets():
-            self._throw = native.greenlet_thrower()
+            self._throw = native_threads.greenlet_thrower()
             return
         self._thread = threading.get_ident()
         self._on_main = self._thread == threading.main_thread().ident
         if not self._on_main:
-            self._guard = native.allocate_lock()
+            self._guard = native_threads.allocate_lock()
 
     def run(self, function: Callable[[], _R]) -> _R:
         """Call ``function`` on this thread.
@@ -130,7 +130,7 @@ class Body:
         if not self._inside:
             return
         if self._on_main:
-            native.start_new_thread(self._send_until_observed, "singleton-interrupt")
+            native_threads.start_new_thread(self._send_until_observed, "singleton-interrupt")
         else:
             self._throw(LeaseInterrupt, self._observe)
 
@@ -148,7 +148,7 @@ class Body:
     def was_swallowed(self) -> None:
         """Interrupt the body again, soon. Called on its thread, by the hook for lost exceptions."""
         if self.fired and self._inside:
-            native.start_new_thread(self._interrupt_again, "singleton-interrupt")
+            native_threads.start_new_thread(self._interrupt_again, "singleton-interrupt")
 
     def _interrupt_again(self) -> None:
         SystemClock().sleep(_FIRST_PAUSE)  # until the hook has returned
@@ -183,7 +183,7 @@ class Body:
 
 
 # Cached, because threads are patched before the first body or never.
-_threads_are_greenlets: Final = cache(native.is_patched)
+_threads_are_greenlets: Final = cache(native_threads.is_patched)
 # Bodies on the main thread, outermost first: an eager call runs inside another's body.
 _on_main_thread: list[Body] = []
 # The bodies of all threads that were interrupted and had not ended at the latest interrupt.

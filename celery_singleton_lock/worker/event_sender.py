@@ -28,7 +28,7 @@ from celery.events import Event
 from celery.utils.time import utcoffset
 
 from ..celery_compat import limit_broker_timeouts
-from ..core import native, observers
+from ..core import native_threads, observers
 from ..instrumentation import EventPipe
 from .fork_locks import FORK_LOCKS
 from .outbox import Outbox
@@ -56,17 +56,17 @@ class EventSender:
     def __init__(self, app: Any, pipe: EventPipe, hostname: str) -> None:
         self._app, self._pipe, self._hostname = app, pipe, hostname
         self._pid = os.getpid()
-        self._read = native.original("read", "os")
-        self._sleep = native.original("sleep", "time")
+        self._read = native_threads.original("read", "os")
+        self._sleep = native_threads.original("sleep", "time")
         self._connection: Any = None
         self._dispatcher: Any = None
         self._started = self._ending = self._is_silent = self._is_read = False
         self._outbox = Outbox()
-        self._guard = native.allocate_lock()  # of the outbox
-        self._news = native.allocate_lock()  # released when the outbox is no longer empty
+        self._guard = native_threads.allocate_lock()  # of the outbox
+        self._news = native_threads.allocate_lock()  # released when the outbox is no longer empty
         self._news.acquire()
-        self._running = native.allocate_lock()  # held until the sender has ended
-        self._pause = native.allocate_lock()  # released to end a pause
+        self._running = native_threads.allocate_lock()  # held until the sender has ended
+        self._pause = native_threads.allocate_lock()  # released to end a pause
         self._pause.acquire()
 
     def start(self) -> None:
@@ -75,8 +75,8 @@ class EventSender:
             return
         self._started = True
         self._running.acquire()
-        native.start_new_thread(self._collect, "singleton-events-reader")
-        native.start_new_thread(self._run, "singleton-events")
+        native_threads.start_new_thread(self._collect, "singleton-events-reader")
+        native_threads.start_new_thread(self._run, "singleton-events")
         # A cold shutdown does not send the signal.
         signals.worker_shutdown.connect(self.end, weak=False)
         atexit.register(self.end)

@@ -53,7 +53,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from ..core import native, observers
+from ..core import native_threads, observers
 from ..core.clock import Clock
 from ..core.heartbeat import interval_of, patience, retry_pause
 from ..core.lease import Holder, Lease, LossReason, Token, trust_of
@@ -98,7 +98,7 @@ class ParentHeartbeat:
         Called after the pool has forked its first children.
         """
         self._is_over = is_over
-        native.start_new_thread(self._run, "singleton-parent-heartbeat")
+        native_threads.start_new_thread(self._run, "singleton-parent-heartbeat")
 
     def sweep(self) -> float:
         """Renew the leases that children are late with; return seconds until the next sweep.

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 
 from celery import Celery
 
-from ..core import native, observers
+from ..core import native_threads, observers
 from ..core.call_queue import CallQueue, Hint, Removal, Remove
 from ..core.events import EventName
 from ..core.heartbeat import MAX_TIMEOUT
@@ -89,11 +89,11 @@ class QueueLook:
         # The keys of which the log says that the store refuses a look; `_MOST_REFUSED` at most.
         self._refused: set[str] = set()
         # Locked until the result backend has answered the last request that it was given up on.
-        self._unanswered: Any = native.allocate_lock()
+        self._unanswered: Any = native_threads.allocate_lock()
 
     def start(self) -> None:
         """Start the thread."""
-        native.start_new_thread(self._run, "singleton-queue-look")
+        native_threads.start_new_thread(self._run, "singleton-queue-look")
 
     def look(self) -> None:
         """Look once at some shards.
@@ -206,7 +206,7 @@ class QueueLook:
 
         The clients of result backends have no common option for how long they wait: Celery's for
         Redis waits for two minutes. The looks at other keys must not wait for it. This thread is
-        native also where threads are patched, so it can't wait for `core.threads.within`. The
+        native also where threads are patched, so it can't wait for `core.executor.within`. The
         request runs beside the bodies: it may publish error callbacks, with connections that the
         bodies use too.
 
@@ -216,7 +216,7 @@ class QueueLook:
         """
         if self._unanswered.locked():
             raise TimeoutError("the result backend has not answered the last request")
-        running: Any = native.allocate_lock()
+        running: Any = native_threads.allocate_lock()
         running.acquire()
         results: list[T] = []
         errors: list[Exception] = []
@@ -229,7 +229,7 @@ class QueueLook:
             finally:
                 running.release()
 
-        native.start_beside_bodies(run, "singleton-queue-result")
+        native_threads.start_beside_bodies(run, "singleton-queue-result")
         if not running.acquire(timeout=RESULT_TIMEOUT):
             self._unanswered = running
             raise TimeoutError(f"the result backend did not answer within {RESULT_TIMEOUT:g} s")

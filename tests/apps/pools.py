@@ -34,7 +34,7 @@ from celery_singleton_lock import (
     lease_released,
     singleton_task,
 )
-from celery_singleton_lock.core import heartbeat, native, observers
+from celery_singleton_lock.core import heartbeat, native_threads, observers
 from celery_singleton_lock.core.alarm import LockAlarm
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.heartbeat import Heartbeat
@@ -72,9 +72,9 @@ if WITHOUT == "observers":
     observers.Observer.__call__ = lambda self, event: self._sink(event)  # type: ignore[method-assign]
     observers.defers = lambda record, **_: False
 if WITHOUT == "hub":
-    native.start_beside_bodies = native.start_new_thread
+    native_threads.start_beside_bodies = native_threads.start_new_thread
 if WITHOUT == "native":
-    start_native_thread = native.start_new_thread
+    start_native_thread = native_threads.start_new_thread
 
     def start_new_thread(function: Callable[[], None], name: str) -> None:
         if isinstance(getattr(function, "__self__", None), Node):
@@ -82,10 +82,10 @@ if WITHOUT == "native":
         else:
             threading.Thread(target=function, name=name, daemon=True).start()
 
-    native.start_new_thread = start_new_thread
-    native.allocate_lock = threading.Lock
+    native_threads.start_new_thread = start_new_thread
+    native_threads.allocate_lock = threading.Lock
     heartbeat.make_alarm = LockAlarm  # epoll would block the hub
-    native.get_ident = threading.get_ident
+    native_threads.get_ident = threading.get_ident
 
 
 def gate(key: str) -> Path:

@@ -17,7 +17,7 @@ import redis
 from celery import Celery
 
 from celery_singleton_lock import hold, singleton_task
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat, timeout_for
@@ -137,7 +137,7 @@ def own_server(request: pytest.FixtureRequest) -> PrivateServer:
 
 @pytest.fixture
 def bench(own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     # The store would notice that a connection was cut; here it does not.
     monkeypatch.setattr(connections, "_CHECKED_AFTER", float("inf"))
     url = own_server.url(db=6)
@@ -632,7 +632,7 @@ def test_anothers_lease_is_no_superseded_release(bench: Bench) -> None:
 def test_a_release_that_cannot_be_resent_is_reported_once_and_left_to_the_parent(
     notices: Callable[[Bench], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     with PrivateServer() as server, redis.Redis.from_url(server.url()) as raw:
         bench = Bench(server.url(), RedisStore(server.url()), raw)
         lease = bench.begin(new_key())
@@ -796,7 +796,7 @@ def test_a_heartbeat_that_may_not_read_the_bodies_sockets_resends_it_and_it_is_r
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As under gevent, where a socket is read in the thread of its hub alone.
-    monkeypatch.setattr(native, "socket_owner", native.get_ident)
+    monkeypatch.setattr(native_threads, "socket_owner", native_threads.get_ident)
     bench.end(bench.begin(new_key()))
     lease = bench.begin(new_key())
     bench.release_async(lease)

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_singleton_lock.cli.commands import row_of, table
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, LossReason, Phase, Record, Token
 from celery_singleton_lock.core.store import (
@@ -234,7 +234,7 @@ def test_a_release_that_is_resent_leaves_a_later_holder_alone(scene: Scene) -> N
 
 @pytest.fixture
 def bench(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     monkeypatch.setattr(connections, "_CHECKED_AFTER", float("inf"))  # see Bench.cut
     url = server.url(db=11)
     with closing(RedisStore(url)) as store, redis.Redis.from_url(url) as raw:

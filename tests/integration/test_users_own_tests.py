@@ -28,7 +28,7 @@ from celery_singleton_lock import (
     is_skipped,
     singleton_task,
 )
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.testing import (
     ManualClock,
     SingletonStore,
@@ -512,7 +512,9 @@ def test_no_thread_renews_what_a_test_lets_expire(
     celery_app: Celery, singleton_store: SingletonStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[str] = []
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: started.append(name))
+    monkeypatch.setattr(
+        native_threads, "start_new_thread", lambda function, name: started.append(name)
+    )
     with hold_lock(task_of(celery_app, key="{name}", ttl=10), "ann"):
         singleton_store.clock.advance(9)
     assert started == []

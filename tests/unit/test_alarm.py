@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock.core import alarm as alarms
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.alarm import Alarm, make_alarm
 from tests.harness.deliveries import wait_until
 
@@ -137,7 +137,7 @@ def test_an_end_that_a_request_finds_before_the_thread_wakes_is_reported(
     alarm, (ours, theirs) = make_alarm(), ends
     alarm.opened(ours)
     theirs.close()
-    assert native.has_ended(ours)
+    assert native_threads.has_ended(ours)
     alarm.closing(ours)  # the kernel forgets what it has not reported
     ours.close()
     assert is_reported(alarm)

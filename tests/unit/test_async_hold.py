@@ -24,9 +24,9 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.executor import Executor
 from celery_singleton_lock.core.lease import Lease, LossReason
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Release
-from celery_singleton_lock.core.threads import Threads
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import SingletonStore, lose_lease
@@ -706,7 +706,7 @@ def test_no_coroutine_blocks_where_no_thread_can_be_started(
 
     async def main() -> None:
         async with hold("k", scope="s", app=app):
-            monkeypatch.setattr(Threads, "submit", refuse)
+            monkeypatch.setattr(Executor, "submit", refuse)
         assert store.held() == []
 
     run(main())

@@ -15,7 +15,7 @@ from celery.schedules import crontab, schedule
 
 from celery_singleton_lock import SettingsError, SingletonTask
 from celery_singleton_lock.beat import TICK_HEADER, LeaderScheduler
-from celery_singleton_lock.core import native, observers
+from celery_singleton_lock.core import native_threads, observers
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -105,7 +105,7 @@ class Bench:
 def benches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     global clock
     clock = ManualClock(wall=WALL)
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     monkeypatch.setattr("celery.app.base.Celery.now", lambda self: now())
     return lambda **entries: Bench(tmp_path, entries)
 

@@ -23,7 +23,7 @@ from celery_singleton_lock import (
     hold,
     singleton_task,
 )
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
@@ -497,7 +497,7 @@ class SilentStore(MemoryStore):
 def test_a_loss_against_an_unresponsive_store_is_reported_before_the_store_gives_the_key_away(
     ttls: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     clock = ManualClock()
     store = SilentStore(clock)
     store.clock = clock

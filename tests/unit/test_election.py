@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock.beat.election import Election
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Token
@@ -137,7 +137,7 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     return Bench()
 
 

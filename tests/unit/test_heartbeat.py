@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat, retry_pause, timeout_for
@@ -91,7 +91,7 @@ def hold(
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     return Bench()
 
 
@@ -422,7 +422,7 @@ def test_a_part_of_the_store_that_is_back_in_time_costs_nothing(bench: Bench) ->
 
 @pytest.fixture
 def batching(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     return Bench(BatchingFlakyStore)
 
 
@@ -767,10 +767,12 @@ def test_a_heartbeat_whose_thread_could_not_start_tries_again(
         raise RuntimeError("can't start new thread")
 
     bench = Bench()
-    monkeypatch.setattr(native, "start_new_thread", no_threads)
+    monkeypatch.setattr(native_threads, "start_new_thread", no_threads)
     with pytest.raises(RuntimeError, match="can't start"):
         bench.hold("first")
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: started.append(name))
+    monkeypatch.setattr(
+        native_threads, "start_new_thread", lambda function, name: started.append(name)
+    )
     bench.hold("second")
     assert started == ["singleton-heartbeat"]
 
@@ -984,7 +986,7 @@ class NewerCalls(FlakyStore):
 
 
 def test_one_look_serves_all_watched_leases_until_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     NewerCalls.looks = []
     bench, found = Bench(NewerCalls), list[Call]()
     bench.hold("unwatched")
@@ -1005,7 +1007,7 @@ def test_one_look_serves_all_watched_leases_until_they_end(monkeypatch: pytest.M
 def test_a_look_that_fails_is_repeated_and_ends_no_renewal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     bench, looks = Bench(), list[str]()
 
     def fail(keys: Sequence[str], *, timeout: float) -> list[Call | None]:

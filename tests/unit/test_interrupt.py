@@ -424,7 +424,7 @@ join = lambda greenlet: greenlet.wait()
 }
 GREEN = """\
 import socket, threading, time
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.task.interrupt import Body, LeaseInterrupt
 
@@ -435,7 +435,7 @@ def interrupt_natively(*bodies, at=lambda: True):
             SystemClock().sleep(0.001)
         for body in bodies:
             body.interrupt()
-    native.start_new_thread(interrupt, "heartbeat")
+    native_threads.start_new_thread(interrupt, "heartbeat")
 
 def ended(body, function):
     try:
@@ -513,7 +513,7 @@ def test_a_library_that_is_imported_and_has_not_patched_leaves_bodies_on_threads
     imports: str,
 ) -> None:
     need(imports.partition(".")[0])
-    program = f"import {imports}\n{GREEN}\nprint(native.is_patched(), Body.__name__)"
+    program = f"import {imports}\n{GREEN}\nprint(native_threads.is_patched(), Body.__name__)"
     assert printed(program) == "False Body\n"
 
 
@@ -521,7 +521,10 @@ def test_a_library_that_is_imported_and_has_not_patched_leaves_bodies_on_threads
 def test_greenlets_of_one_library_are_known_beside_the_other(library: str) -> None:
     need("gevent")
     need("eventlet")
-    code = "import gevent.monkey, eventlet\nprint(native.is_patched(), Body()._throw is not None)"
+    code = """\
+import gevent.monkey, eventlet
+print(native_threads.is_patched(), Body()._throw is not None)
+"""
     assert printed(LIBRARIES[library] + GREEN + code) == "True True\n"
 
 

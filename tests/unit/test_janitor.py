@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.stores.consensus import Name
 from celery_singleton_lock.stores.zookeeper.store import Own, ZooKeeperStore
@@ -45,7 +45,7 @@ def test_what_is_over_is_expired_although_the_thread_could_not_be_started_at_fir
 
     bench = Bench(monkeypatch)
     with monkeypatch.context() as patched:
-        patched.setattr(native, "start_new_thread", no_more_threads)
+        patched.setattr(native_threads, "start_new_thread", no_more_threads)
         with pytest.raises(RuntimeError):
             bench.watch("first")
     bench.watch("second")
@@ -56,7 +56,7 @@ def test_what_is_over_is_expired_although_the_thread_could_not_be_started_at_fir
 
 def test_two_writes_that_come_first_start_one_janitor(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Callable[[], None]] = []
-    monkeypatch.setattr(native, "start_new_thread", lambda run, name: started.append(run))
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda run, name: started.append(run))
     bench = Bench(monkeypatch)
     bench.watch("first")
     bench.watch("second")
@@ -75,7 +75,7 @@ def test_a_key_is_expired_for_each_session_that_may_have_written_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[Callable[[], None]] = []
-    monkeypatch.setattr(native, "start_new_thread", lambda run, name: started.append(run))
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda run, name: started.append(run))
     bench = Bench(monkeypatch)
     bench.watch("key", "first")
     bench.watch("key", "second")

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
@@ -378,5 +378,5 @@ def test_processes_that_share_a_store_never_hold_one_key_at_once(
     def no_thread(function: Callable[[], None], name: str) -> None:
         pass
 
-    monkeypatch.setattr(native, "start_new_thread", no_thread)
+    monkeypatch.setattr(native_threads, "start_new_thread", no_thread)
     play(SharedStore, examples, 30)

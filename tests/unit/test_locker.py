@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.call_queue import Join, Place
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
@@ -116,7 +116,7 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     return Bench()
 
 
@@ -330,7 +330,7 @@ def test_a_heartbeat_that_cannot_start_leaves_nothing_held(
     def no_threads(function: Any, name: str) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(native, "start_new_thread", no_threads)
+    monkeypatch.setattr(native_threads, "start_new_thread", no_threads)
     with pytest.raises(RuntimeError, match="new thread"):
         bench.locker.acquire(request())
     assert bench.nothing_is_held()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.core import native, observers
+from celery_singleton_lock.core import native_threads, observers
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.observers import MOST_WAITING, Observer, elsewhere
 from celery_singleton_lock.instrumentation import (
@@ -170,7 +170,7 @@ def test_a_thread_that_can_not_be_started_now_is_started_by_the_next_event(
 
     with elsewhere():
         with monkeypatch.context() as patch:
-            patch.setattr(native, "start_beside_bodies", refuse)
+            patch.setattr(native_threads, "start_beside_bodies", refuse)
             own.note(1)
         own.note(2)
     own.flush()
@@ -183,7 +183,7 @@ def test_an_observer_that_can_not_be_watched_runs(
     def refuse(function: Callable[[], None], name: str) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(native, "start_new_thread", refuse)
+    monkeypatch.setattr(native_threads, "start_new_thread", refuse)
     with elsewhere():
         own.note(1)
     own.flush()
@@ -219,7 +219,7 @@ def test_a_receiver_that_blocks_is_named_once_and_no_line_of_the_log_waits_for_i
 ) -> None:
     monkeypatch.setattr(observers, "SLOW", 0.05)
     # The watching thread of an earlier test sleeps for longer.
-    monkeypatch.setattr(RECEIVERS, "_watch", native.allocate_lock())
+    monkeypatch.setattr(RECEIVERS, "_watch", native_threads.allocate_lock())
     events, named = Events(SINKS), f"{__name__}.Webhook.post has run for 0.05 s"
     with elsewhere():
         events.emit(LOSS)

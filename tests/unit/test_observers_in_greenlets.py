@@ -17,25 +17,25 @@ _BEGINNING = """
     else:
         import eventlet; eventlet.monkey_patch()
     import logging, os, time
-    from celery_singleton_lock.core import native, observers
+    from celery_singleton_lock.core import native_threads, observers
     from celery_singleton_lock.core.observers import Observer, elsewhere
 
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
-    hub, seen = native.get_ident(), []
+    hub, seen = native_threads.get_ident(), []
 
     def note(event):
         time.sleep(0.1)
-        seen.append((event, native.get_ident() == hub))
+        seen.append((event, native_threads.get_ident() == hub))
 
     def emit(observer, *events):
         '''As the heartbeat's native thread does.'''
-        ended = native.inbox()
+        ended = native_threads.inbox()
         def run():
             with elsewhere():
                 for event in events:
                     observer(event)
             ended.put(None)
-        native.start_new_thread(run, "heartbeat")
+        native_threads.start_new_thread(run, "heartbeat")
         ended.get(timeout=30)
 
     observer = Observer(note, "singleton-test")
@@ -73,8 +73,8 @@ def test_an_observer_of_a_native_thread_runs_in_the_bodies_hub_and_in_order(libr
 @in_either
 def test_a_busy_hub_gets_one_greenlet_for_many_events(library: str) -> None:
     program = """
-        starts, start = [], native.start_beside_bodies
-        native.start_beside_bodies = lambda *args: (starts.append(1), start(*args))
+        starts, start = [], native_threads.start_beside_bodies
+        native_threads.start_beside_bodies = lambda *args: (starts.append(1), start(*args))
         ended = []
 
         def lose_many():
@@ -85,7 +85,7 @@ def test_a_busy_hub_gets_one_greenlet_for_many_events(library: str) -> None:
 
         observer = Observer(seen.append, "singleton-test")
         observers._START_PATIENCE = 60.0
-        native.start_new_thread(lose_many, "heartbeat")
+        native_threads.start_new_thread(lose_many, "heartbeat")
         while not ended:
             pass  # this greenlet does not yield
         assert len(starts) == 1, starts
@@ -119,7 +119,7 @@ def test_a_greenlet_serves_others_and_its_neighbours_do_not(library: str) -> Non
 def test_what_blocks_there_is_named(library: str) -> None:
     program = """
         observers.SLOW = 0.2
-        gate = native.inbox()
+        gate = native_threads.inbox()
         emit(Observer(lambda event: gate.get(timeout=30), "singleton-slow"), 1, 2)
         time.sleep(1)
         gate.put(None), gate.put(None)
@@ -156,9 +156,9 @@ def test_the_result_of_a_lost_call_is_stored_in_the_bodies_hub(library: str) -> 
         from celery import Celery
         from celery_singleton_lock.worker.queue_look import QueueLook
 
-        look, found = QueueLook(Celery(broker="memory://"), None, None), native.inbox()
-        ask = lambda: native.get_ident() == hub
-        native.start_new_thread(lambda: found.put(look._within(ask)), "look")
+        look, found = QueueLook(Celery(broker="memory://"), None, None), native_threads.inbox()
+        ask = lambda: native_threads.get_ident() == hub
+        native_threads.start_new_thread(lambda: found.put(look._within(ask)), "look")
         assert found.get(timeout=30)
     """
     output_of(library, program)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from billiard.process import current_process
 
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
@@ -96,7 +96,7 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     monkeypatch.setattr(current_process(), "index", 0, raising=False)
     return Bench()
 
@@ -666,7 +666,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Bench], Paren
         threads[-1].start()
 
     def start(bench: Bench) -> ParentHeartbeat:
-        monkeypatch.setattr(native, "start_new_thread", start_new_thread)
+        monkeypatch.setattr(native_threads, "start_new_thread", start_new_thread)
         heartbeat = ParentHeartbeat(bench.record, bench.store, SystemClock())
         heartbeat.start(over.is_set)
         return heartbeat

@@ -40,7 +40,7 @@ from celery_singleton_lock import (
     is_skipped,
     singleton_task,
 )
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.lease import Phase, Record, Token
 from celery_singleton_lock.core.store import Admit, ClaimChange, Replaced
 from celery_singleton_lock.message.header import HEADER
@@ -1149,7 +1149,7 @@ def test_the_claim_of_a_call_that_was_not_published_is_freed_when_the_store_answ
     def away(*args: Any, **options: Any) -> None:
         raise StoreUnavailable("away")
 
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     sync = bench.task(unique="until_done")
     with monkeypatch.context() as patch:
         patch.setattr(bench.store, "settle_claim", away)

@@ -22,7 +22,7 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.celery_compat import may_reject_when_done
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.events import EventName, Events
 from celery_singleton_lock.core.lease import Holder, Phase, Token
 from celery_singleton_lock.core.locker import Locker
@@ -211,7 +211,7 @@ def test_a_message_that_is_put_back_for_an_unresponsive_store_releases_its_token
 
     The thread of the queue, for which no child waits, does not run here.
     """
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     clock = ManualClock()
     store = LateStore(clock)
     app = Celery("silent", broker="memory://", set_as_current=False)

@@ -16,7 +16,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock.beat.election import Election
-from celery_singleton_lock.core import native, observers
+from celery_singleton_lock.core import native_threads, observers
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
@@ -101,7 +101,7 @@ def event_sender(app: Celery, is_over: IsOver) -> None:
     sender._outbox, sender._is_read, sender._ending = cast(Any, _BrokenOutbox()), True, True
     sender._running.acquire()
     sender._news.release()
-    native.start_new_thread(sender._run, "singleton-events")
+    native_threads.start_new_thread(sender._run, "singleton-events")
     os.close(pipe.reader)
     os.close(pipe._writer)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.core import native, observers
+from celery_singleton_lock.core import native_threads, observers
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.store_queue import StoreQueue
 from celery_singleton_lock.errors import StoreUnavailable
@@ -46,7 +46,7 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     return Bench()
 
 
@@ -144,7 +144,7 @@ def test_a_request_waits_for_a_thread_until_one_can_be_started(
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(native, "start_new_thread", refuse)
+        patch.setattr(native_threads, "start_new_thread", refuse)
         assert not running.put(lambda store: asked.append("a"), 60.0, print)
     running.put(lambda store: asked.append("b"), 60.0, print)
     wait_until(lambda: running.is_empty, "the store has answered")

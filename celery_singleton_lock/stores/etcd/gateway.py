@@ -24,7 +24,7 @@ from typing import Any, Final
 import requests
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
-from ...core import native, observers
+from ...core import native_threads, observers
 from ...core.clock import Clock
 from ...core.store import ConnectionWatch
 from ...errors import StoreError, StoreUnavailable
@@ -117,7 +117,7 @@ class Gateway:
 
     def close_old(self) -> None:
         """Close this thread's connections that were idle for longer than ``MAX_IDLE``."""
-        oldest, thread = self._clock.now() - MAX_IDLE, native.socket_owner()
+        oldest, thread = self._clock.now() - MAX_IDLE, native_threads.socket_owner()
         for (owner, _), idle in list(self._idle.items()):
             if owner != thread:
                 continue
@@ -154,7 +154,7 @@ class Gateway:
     def _post(
         self, member: str, path: str, body: Body, timeout: tuple[float, float], token: str = ""
     ) -> Reply:
-        idle = self._idle.setdefault((native.socket_owner(), member), deque())
+        idle = self._idle.setdefault((native_threads.socket_owner(), member), deque())
         connection, clean = self._take(idle), False
         headers = {"Authorization": token} if token else {}
         try:
@@ -196,7 +196,7 @@ class Gateway:
         try:
             connection = idle.pop()
             is_old = self._clock.now() - connection.idle_since > MAX_IDLE
-            if not is_old and not (connection.sock and native.has_ended(connection.sock)):
+            if not is_old and not (connection.sock and native_threads.has_ended(connection.sock)):
                 return connection
             self._close(connection)
         except IndexError:

@@ -44,7 +44,7 @@ import redis.connection
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ...core import native, observers
+from ...core import native_threads, observers
 from ...core.clock import Clock, SystemClock
 from ...core.store import ConnectionWatch
 from ...errors import SettingsError, StoreError, StoreUnavailable
@@ -235,7 +235,7 @@ class Connections:
         Raises:
             StoreUnavailable, StoreError: The server can't be reached, or refuses the login.
         """
-        idle = self._idle[native.socket_owner(), timeout]
+        idle = self._idle[native_threads.socket_owner(), timeout]
         try:
             connection = idle.pop()
         except IndexError:
@@ -254,7 +254,7 @@ class Connections:
             Whether the release was sent. This requires an idle connection without a pending reply.
             Otherwise a synchronous release costs no more.
         """
-        idle = self._idle[native.socket_owner(), timeout]
+        idle = self._idle[native_threads.socket_owner(), timeout]
         try:
             connection = idle.pop()
         except IndexError:
@@ -318,7 +318,7 @@ class Connections:
     def has_idle(self, timeout: float) -> bool:
         """Whether the next command would be sent without connecting first."""
         try:
-            connection = self._idle[native.socket_owner(), timeout][-1]
+            connection = self._idle[native_threads.socket_owner(), timeout][-1]
         except IndexError:
             return False
         return self.now() - connection.idle_since <= MAX_IDLE
@@ -382,7 +382,7 @@ class Connections:
 
     def _connect(self, timeout: float, idle: _Idle) -> Connection:
         try:
-            serves_others = observers.serves_others() and not native.is_patched()
+            serves_others = observers.serves_others() and not native_threads.is_patched()
             open_one = self._opened_elsewhere if serves_others else self._opened
             connection = Connection(self, open_one(timeout), idle)
         except StoreUnavailable as exc:
@@ -427,7 +427,7 @@ class Connections:
         return client
 
     def _of_this_thread(self) -> list[_Idle]:
-        thread = native.socket_owner()
+        thread = native_threads.socket_owner()
         return [idle for (owner, _), idle in list(self._idle.items()) if owner == thread]
 
 
@@ -540,7 +540,7 @@ class Connection:
         if age > MAX_IDLE:
             return True
         # If no reply is pending, a readable connection has reached the end of its stream.
-        return self.pending is None and native.is_readable(self._client._sock)
+        return self.pending is None and native_threads.is_readable(self._client._sock)
 
     def close(self) -> None:
         """Close the connection. A pending release is lost."""
@@ -574,7 +574,7 @@ class Connection:
     def _read_arrived(self) -> list[Any]:
         """The next reply, if it has arrived completely; else empty."""
         client = self._client
-        if not native.is_readable(client._sock):
+        if not native_threads.is_readable(client._sock):
             return []
         client._sock.settimeout(_ARRIVED)
         try:
@@ -599,7 +599,7 @@ class _Opening:
         self._error: BaseException | None = None
         self._ended_at = float("inf")
         self._is_discarded = False
-        self._running: Any = native.allocate_lock()
+        self._running: Any = native_threads.allocate_lock()
         self._running.acquire()
         try:
             threading.Thread(target=self._run, name="singleton-connect", daemon=True).start()

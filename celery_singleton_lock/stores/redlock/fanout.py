@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import redis
 
-from ...core import native
+from ...core import native_threads
 from ...core.clock import Clock
 from ...core.lease import Token
 from ...core.store import Acquire, Admit, ConnectionWatch, Granted, Refused, Release, ReleaseReply
@@ -105,7 +105,7 @@ class Fanout:
         now = self._clock.now()
         deadline = now + timeout
         poll: Poll[T] = Poll(len(nodes), self.majority)
-        inbox = native.inbox()
+        inbox = native_threads.inbox()
         job = Job(operation, inbox.put, now + NODE_TIMEOUT, release)
         for node in nodes:
             node.submit(job)
@@ -145,7 +145,7 @@ def _drain_all() -> None:
 
 def _at_exit() -> None:
     _drain_all()
-    if not native.is_patched():
+    if not native_threads.is_patched():
         return
     # If Python stops a thread inside a gevent or eventlet hub, the process crashes. So the threads
     # are ended before, although a silent node takes up to NODE_TIMEOUT seconds.
@@ -198,10 +198,12 @@ class Node:
         # acquire or release, so the order of requests is kept. Not before other requests: a fork
         # waits for an empty request, and must not find the thread inside the client.
         self._owed: dict[tuple[Token, tuple[str, ...]], Release] = {}
-        self._jobs: Any = native.make_queue()
+        self._jobs: Any = native_threads.make_queue()
         self._is_running = False
-        self._running: Any = native.allocate_lock()  # held by the thread, and never released
-        self._ended: Any = native.make_queue()
+        self._running: Any = (
+            native_threads.allocate_lock()
+        )  # held by the thread, and never released
+        self._ended: Any = native_threads.make_queue()
 
     def submit(self, job: Job) -> None:
         """Queue ``job``."""
@@ -210,7 +212,7 @@ class Node:
             return
         if not self._is_running:
             try:
-                native.start_new_thread(self._run, f"singleton-{self.url}")
+                native_threads.start_new_thread(self._run, f"singleton-{self.url}")
             except RuntimeError as exc:  # too many threads, or the end of the interpreter
                 job.deliver(StoreUnavailable(f"{self.url}: {exc}"))
                 return

@@ -53,7 +53,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
-from ...core import native, observers
+from ...core import native_threads, observers
 from ...core.lease import Lease
 from ...core.store import RENEWED, Acquire, Capabilities, Granted, Refused, Renewal
 from ...errors import SettingsError, StoreError, StoreUnavailable
@@ -120,7 +120,7 @@ class ZooKeeperStore(ConsensusStore):
 
     def _start(self) -> None:
         # A fork has neither the sessions nor the threads of its parent.
-        if native.is_patched():
+        if native_threads.is_patched():
             raise SettingsError(
                 "the ZooKeeper store doesn't work with gevent or eventlet: a busy greenlet would "
                 "stop the heartbeat of its client. Use the prefork, threads or solo pool, or "
@@ -141,10 +141,10 @@ class ZooKeeperStore(ConsensusStore):
         # New nodes since the last sweep that expire by the ttl in their text.
         self._unswept = 0
         self._writes_per_sweep = _MIN_WRITES
-        self._alarm: Any = native.allocate_lock()
+        self._alarm: Any = native_threads.allocate_lock()
         self._alarm.acquire()
         # Held by the janitor's thread, and never released.
-        self._has_janitor: Any = native.allocate_lock()
+        self._has_janitor: Any = native_threads.allocate_lock()
 
     def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
         reply = super().acquire(request, timeout=timeout)
@@ -287,7 +287,7 @@ class ZooKeeperStore(ConsensusStore):
         if not self._has_janitor.locked() and not self._closed:
             # The thread itself acquires the lock. If this method acquired it and the start failed
             # or was interrupted, all own keys would be without a janitor.
-            native.start_new_thread(self._run_janitor, "singleton-janitor")
+            native_threads.start_new_thread(self._run_janitor, "singleton-janitor")
         with suppress(RuntimeError):  # The thread hasn't handled the last alarm yet.
             self._alarm.release()
 

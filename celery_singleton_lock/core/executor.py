@@ -1,4 +1,4 @@
-"""Threads that run blocking functions for callers that must not wait for them.
+"""An executor: threads that run blocking functions for callers that must not wait for them.
 
 For coroutines of asyncio the executor of the event loop is not used: the app's own functions may
 occupy it, and the loop resolves host names in it.
@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 R = TypeVar("R")
 
 
-class Threads:
+class Executor:
     """At most ``most`` threads, each started when it is first needed.
 
     The interpreter waits at its exit until they have run all that was submitted.
