@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import redis
 
 from celery_singleton_lock.core.clock import SystemClock
@@ -9,7 +15,10 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import Acquire, MarkerState, Release
 from celery_singleton_lock.stores import open_store
+from tests.chaos.drain import Drain
+from tests.chaos.history import History
 from tests.chaos.store_kinds import keys_left
+from tests.harness.journal import events
 
 KEY = Keyspace("celery", 1).lock("chaos", "k")
 TOKEN = Token("job", 0, 0, "nonce")
@@ -34,3 +43,18 @@ def test_a_marker_that_never_expires_is_left(redis_url: str, redis_client: redis
     assert keys_left(redis_client) == {}
     redis_client.persist(marker)
     assert list(keys_left(redis_client)) == [marker]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_process_has_time_to_leave_its_task(tmp_path: Path, leaves: bool) -> None:
+    history = History(tmp_path)
+    history.write("taken", pid=7, task_id="job")
+    worker = SimpleNamespace(group=lambda: [7], number_of=lambda pid: pid, alive=False)
+    site: Any = SimpleNamespace(
+        plan=SimpleNamespace(ttl=1.0), history=history, workers=lambda: [worker]
+    )
+    timer = threading.Timer(0.1, lambda: history.write("left", pid=7, task_id="job"))
+    if leaves:
+        timer.start()
+    Drain(site, lambda: None, patience=30.0 if leaves else 0.2)._ended_bodies()
+    assert len(events(history.records(), "never-ends")) == (not leaves)
