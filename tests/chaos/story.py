@@ -15,6 +15,11 @@ from tests.harness.journal import Record
 
 #: Seconds before the first body concerned asked for its lock, and after the last one's end.
 _AROUND: Final = 1.0
+#: Seconds after the last record of a job in which its worker's end and the faults are shown: what
+#: a lost job was lost by.
+_AFTER_JOB: Final = 30.0
+_OF_PROCESS: Final = frozenset({"death", "stopped"})
+_OF_WORKER: Final = frozenset({"down", "broken", "cut-off"})
 #: What happens to the store or the processes, whatever the job.
 _OF_ALL: Final = frozenset({"fault", "loss", "emptied"})
 #: Steps of a body, of which a long one has hundreds; and what another record says too.
@@ -37,11 +42,15 @@ def story(violation: Violation, found: Sequence[Body], records: Sequence[Record]
     if not mine:
         return []
     first, last = mine[0].at, mine[-1].at
-    if not violation.job:
+    ends: list[Record] = []
+    if violation.job:
+        last += _AFTER_JOB
+        ends = _ends_of_carriers(mine, records)
+    else:
         first = min(body.asked for body in concerned) - _AROUND
-        ends = [body.end for body in concerned if body.finished]
-        last = max([violation.at, *ends]) + _AROUND
-    shown = [r for r in mine if first <= r.at <= last]
+        finished = [body.end for body in concerned if body.finished]
+        last = max([violation.at, *finished]) + _AROUND
+    shown = [r for r in [*mine, *ends] if first <= r.at <= last]
     shown += [
         r
         for r in records
@@ -49,6 +58,18 @@ def story(violation: Violation, found: Sequence[Body], records: Sequence[Record]
     ]
     shown.sort(key=lambda record: record.at)
     return [f"{record.at - shown[0].at:8.3f}  {_line(record)}" for record in shown]
+
+
+def _ends_of_carriers(mine: Sequence[Record], records: Sequence[Record]) -> list[Record]:
+    """The ends of the processes, the workers and the broker that may have had a job's message."""
+    workers = {record.data.get("worker") for record in mine} - {None} | {"broker"}
+    pids = {record.pid for record in mine}
+    return [
+        record
+        for record in records
+        if (record.event in _OF_PROCESS and record.pid in pids)
+        or (record.event in _OF_WORKER and record.data.get("worker") in workers)
+    ]
 
 
 def _line(record: Record) -> str:

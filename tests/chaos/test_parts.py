@@ -422,6 +422,10 @@ def test_the_story_of_a_violation_is_that_of_its_jobs_and_of_what_was_broken_mea
         Record(event="taken", at=1.5, pid=2, task_id="other", data={"worker": "w2"}),
         Record(event="fault", at=1.6, pid=9, data={"end": 1.9, "name": "stall", "target": "all"}),
         Record(event="left", at=2, pid=1, task_id="job-of-a", data={"state": "FAILURE"}),
+        Record(event="down", at=12, pid=9, data={"worker": "w2", "how": "soft"}),
+        Record(event="down", at=13, pid=9, data={"worker": "w1", "how": "soft", "until": 14.5}),
+        Record(event="death", at=14, pid=1, data={"worker": "w1"}),
+        Record(event="death", at=14, pid=3, data={"worker": "w1"}),
         Record(event="fault", at=90, pid=9, data={"end": 91.0, "name": "cut", "target": "w1"}),
     ]
     lost = Violation(kind=What.JOB_LOST, at=2, runs=("a",), job="job-of-a", text="it was lost")
@@ -432,6 +436,8 @@ def test_the_story_of_a_violation_is_that_of_its_jobs_and_of_what_was_broken_mea
         "   1.250  start     job-of-a w1 1 key=k fence=7",
         "   1.600  fault: stall (all), for 0.300 s",
         "   2.000  left      job-of-a pid 1 state=FAILURE",
+        "  13.000  down               w1 9 how=soft until=14.5",
+        "  14.000  death              w1 1",
     ]
     late = Violation(kind=What.FENCE, key="k", at=1.25, runs=("a",), text="a fence fell")
     assert len(story(late, bodies(records), records)) == 4, "from a second before it asked"
