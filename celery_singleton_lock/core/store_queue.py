@@ -1,16 +1,18 @@
-"""Requests to the store that no caller waits for, sent until the store answers.
+"""Requests to the store that no caller waits for, sent until the store carries them out.
 
 Overview
     What ends must be known to the store: a release, the marker of an attempt that is done, a claim
     of a message that will not run. The thread that ends it sends such a request itself, and waits
-    for one reply. If none arrives, the request is passed to the queue of the process, whose thread
-    repeats it. The main thread of a worker, which must not wait at all, passes its requests at
-    once. The thread runs only while the queue has requests.
+    for one reply. If none arrives, or a refusal, the request is passed to the queue of the process,
+    whose thread repeats it. The main thread of a worker, which must not wait at all, passes its
+    requests at once. The thread runs only while the queue has requests.
 
 Guarantees
-    A request is sent until the store answers it, for as long as what it ends may exist there. A
-    part of the store (a shard, a node) that does not answer holds up no request to another part for
-    longer than one timeout.
+    A request is sent until the store answers it, for as long as what it ends may exist there. One
+    that the store refuses is sent again for ten minutes: a password is changed in that time, rights
+    are given back, or memory is freed, and a claim that is left would last for its ``unique_for``.
+    A part of the store (a shard, a node) that does not answer holds up no request to another part
+    for longer than one timeout.
 
 Non-guarantees
     Requests beyond `_MOST_WAITING` are not taken, nor are those after `close`. The end of the
@@ -19,13 +21,13 @@ Non-guarantees
 State model of a request::
 
     waiting --reply--------------------------------------> (answered)
-       |  ^----no reply: after the others, a second later
-       +--refused, its time is over, the process ends----> (given up)
+       |  ^----no reply or refused: after the others, a second later
+       +--its time is over, the process ends-------------> (given up)
 
 Failure handling
-    A request without a reply goes to the end of the queue, and no further one is sent for a second.
-    If no thread can be started, the next request tries again. A forked child has a queue of its
-    own, which is empty.
+    A request without a reply, or that was refused, goes to the end of the queue, and no further one
+    is sent for a second. If no thread can be started, the next request tries again. A forked child
+    has a queue of its own, which is empty.
 """
 
 from __future__ import annotations
@@ -48,8 +50,10 @@ from .store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Seconds from a request that the store did not answer to the next one.
-_PAUSE_AFTER_SILENCE: Final = 1.0
+# Seconds from a request that the store did not carry out to the next one.
+_PAUSE: Final = 1.0
+# Seconds for which a request is repeated that the store refuses.
+_REFUSED_FOR: Final = 600.0
 _MOST_WAITING: Final = 1000
 # Seconds that the end of the process waits for the requests.
 _LAST_REQUESTS: Final = 1.0
@@ -76,6 +80,12 @@ class _Waiting:
     give_up: Callable[[object], None]
     why: object = _NOT_SENT
 
+    def failed(self, error: StoreError, now: float) -> None:
+        """Note that the last try has failed. The first refusal limits the time of the request."""
+        if not isinstance(error, StoreUnavailable):
+            self.until = min(self.until, now + _REFUSED_FOR)
+        self.why = error
+
 
 @runtime_checkable
 class SendsBeside(Protocol):
@@ -100,7 +110,7 @@ class StoreQueue:
         self._unanswered: deque[_Waiting] = deque()
         self._retry_at = 0.0
         self._closed = False
-        #: Whether the store has left a request without a reply, and not caught up since.
+        #: Whether the store has left a request without a reply, and not carried out all since.
         self.is_silent = False
         #: Entered by the thread while it is inside the store's client. A fork may wait for it.
         self.guard: AbstractContextManager[object] = nullcontext()
@@ -120,26 +130,26 @@ class StoreQueue:
 
     def ask(
         self, send: Callable[[Store], object], ttl: float, give_up: Callable[[object], None]
-    ) -> StoreUnavailable | None:
-        """Call ``send`` now, and repeat it if the store does not answer. Never raises a StoreError.
+    ) -> StoreError | None:
+        """Call ``send`` now, and repeat it if the store does not carry it out.
+
+        Never raises a StoreError.
 
         Args:
             send: A function that sends the request to its argument. It may be called many times.
             ttl: Seconds for which it is repeated.
-            give_up: Called with the reason if the store will not answer the request.
+            give_up: Called with the reason if the store will not carry out the request.
 
         Returns:
             The error, if the request will be repeated.
         """
         try:
             send(self._store)
-        except StoreUnavailable as exc:
+        except StoreError as exc:
             if refusal := self.put(send, ttl, give_up, error=exc):
                 give_up(refusal)
                 return None
             return exc
-        except StoreError as exc:
-            give_up(exc)
         return None
 
     def put(
@@ -148,7 +158,7 @@ class StoreQueue:
         ttl: float,
         give_up: Callable[[object], None],
         *,
-        error: StoreUnavailable | None = None,
+        error: StoreError | None = None,
     ) -> str:
         """As :meth:`ask`, but the caller does not wait for the first reply either.
 
@@ -163,14 +173,15 @@ class StoreQueue:
             return _CLOSED
         if error is not None and not self.is_silent:
             # Before the test: the next caller must not wait for this store too.
-            self.is_silent, self._retry_at = True, self._clock.now() + _PAUSE_AFTER_SILENCE
+            self.is_silent = isinstance(error, StoreUnavailable)
+            self._retry_at = self._clock.now() + _PAUSE
         if len(self._unsent) + len(self._unanswered) >= _MOST_WAITING:
             return _TOO_MANY
         waiting = _Waiting(send, self._clock.now() + ttl, give_up)
         if error is None:
             self._unsent.append(waiting)
         else:
-            waiting.why = error
+            waiting.failed(error, self._clock.now())
             self._unanswered.append(waiting)
         if not self._start.locked():
             _running.add(self)
@@ -209,14 +220,13 @@ class StoreQueue:
             try:
                 with self.guard:
                     waiting.send(self._store)
-            except StoreUnavailable as exc:
-                waiting.why = exc
-                self._retry_at, self.is_silent = self._clock.now() + _PAUSE_AFTER_SILENCE, True
+            except StoreError as exc:
+                waiting.failed(exc, self._clock.now())
+                self._retry_at = self._clock.now() + _PAUSE
+                self.is_silent = self.is_silent or isinstance(exc, StoreUnavailable)
                 self._unanswered.append(waiting)  # first: it must never be missing
                 self._take(queue, waiting)
                 return
-            except StoreError as exc:
-                self._give_up(queue, waiting, exc)
             except Exception as exc:
                 logger.exception("singleton: a request to the store failed; it is not repeated")
                 self._give_up(queue, waiting, exc)

@@ -503,7 +503,10 @@ def _release(draft: Draft, request: Release, marker_key: str) -> ReleaseReply:
     is_ours = marker is not None and marker.nonce == request.token.nonce
     if done and not is_ours and reply is not ReleaseReply.OURS:
         reply = ReleaseReply.DONE
-    if request.marker is not None and not done and reply is not ReleaseReply.TWIN:
+    # DONE is sent when Celery has stored the outcome, so it holds for twins too: the request may
+    # have got no reply before the lease ended, and a twin that has the key now may never begin.
+    is_over = request.marker is MarkerState.DONE
+    if request.marker is not None and not done and (is_over or reply is not ReleaseReply.TWIN):
         sequence = marker.sequence if marker else 0
         new = Marker(request.marker, sequence, request.token.nonce)
         draft.changes[marker_key] = Entry(new, request.marker_ttl)

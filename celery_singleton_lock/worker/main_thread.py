@@ -37,7 +37,7 @@ def ask(
     """Send ``request``, or pass it to the `StoreQueue` if the store does not answer. Never raises.
 
     If the store does not answer, the parent waits for it once, not for each lease of each dead
-    child.
+    child. A refused request is repeated, too.
 
     Args:
         runtime: The app's runtime.
@@ -52,7 +52,7 @@ def ask(
         return
     error = queue.ask(request, ttl, _given_up(what, ttl, give_up))
     if error is not None:
-        logger.warning("singleton: %s; freed when the store answers again (%s)", what, error)
+        logger.warning("singleton: %s; freed when the store does it (%s)", what, error)
 
 
 def ask_later(

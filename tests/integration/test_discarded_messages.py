@@ -11,10 +11,12 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+import redis
 from celery.signals import before_task_publish
 from celery.worker.consumer import Consumer
 from kombu import Message, compression
@@ -187,6 +189,32 @@ def test_a_message_of_an_unknown_task_frees_its_claim(
     wait_until(lambda: not stage.redis.exists(*claims), "their claims are free", 15)
     for result in ended.values():
         other.wait_for_log(rf"{result.id}\S* was discarded \(unknown\)", timeout=5)
+
+
+def test_a_claim_that_the_store_refuses_to_free_is_freed_when_the_rights_are_back(
+    redis_url: str, private_redis: PrivateServer, tmp_path: Path, name: str
+) -> None:
+    env = {"LOCK_URL": private_redis.url()}
+    with (
+        open_stage(redis_url, tmp_path, APP, env) as stage,
+        redis.Redis.from_url(private_redis.url(), decode_responses=True) as admin,
+    ):
+        admin.acl_setuser("admin", enabled=True, nopass=True, categories=["+@all"], keys=["*"])
+        admin.execute_command("AUTH", "admin", "")
+        task = stage.app.known
+        sent(task, name, queue=name, serializer="pickle")
+        claim = claim_of(task, name)
+        assert admin.exists(claim)
+        worker = stage.worker(concurrency=1)
+        admin.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")
+        also_consume(stage, worker, name)
+        wait_until(
+            lambda: admin.info("commandstats").get("cmdstat_evalsha", {}).get("rejected_calls"),
+            "the store has refused to free the claim",
+        )
+        assert admin.exists(claim)
+        admin.execute_command("ACL", "SETUSER", "default", "+evalsha", "+eval")
+        wait_until(lambda: not admin.exists(claim), "the claim is free")
 
 
 @pytest.mark.parametrize("way", ["its content is not accepted", "it does not decode"])

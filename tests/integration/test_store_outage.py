@@ -298,7 +298,7 @@ def test_a_block_that_ends_during_an_outage_frees_its_key_when_the_store_is_back
     wait_until(lambda: said(journal, "left"), "the block is left")
     if killed:
         kill_process(start.pid)
-        process.wait_for_log("freed when the store answers again")
+        process.wait_for_log("freed when the store does it")
     private_redis.resume()
     keys.wait_until_free(key, timeout=UNTIL_REPEATED)
     if not killed:

@@ -201,7 +201,7 @@ inline release(next, mark) {
     met = (MY_MARKER.state == DONE -> DROPPED : OTHER)
   fi;
   if
-  :: mark != UNKNOWN && met != TWIN ->
+  :: mark != UNKNOWN && (met != TWIN || mark == DONE) ->
     if
     :: mark == DONE -> over[MY_ATTEMPT] = 1
     :: else

@@ -12,7 +12,7 @@ import pytest
 from celery_singleton_lock.core import native_threads, observers
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.store_queue import StoreQueue
-from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.worker.fork_locks import FORK_LOCKS
 from celery_singleton_lock.worker.main_thread import ask as ask_store
@@ -95,6 +95,28 @@ def test_what_an_unresponsive_store_has_not_acknowledged_is_requested_again_unti
     assert bench.queue.is_empty
     assert not bench.queue.is_silent
     assert len(bench.given_up) == 1
+
+
+def test_a_request_that_the_store_refuses_is_sent_again_for_ten_minutes(bench: Bench) -> None:
+    asked: list[str] = []
+
+    def refused(store: Any) -> None:
+        asked.append("refused")
+        raise StoreError("the store refuses: no permissions")
+
+    assert isinstance(bench.queue.ask(refused, 7200.0, bench.given_up.append), StoreError)
+    assert not bench.queue.is_silent, "the store answers"
+    bench.queue.put(lambda store: asked.append("other"), 60.0, bench.given_up.append)
+    bench.clock.advance(1.0)
+    bench.queue.catch_up()
+    assert asked == ["refused", "other", "refused"]
+    bench.clock.advance(598.0)
+    bench.queue.catch_up()
+    assert (asked[3:], bench.given_up) == (["refused"], [])
+    bench.clock.advance(1.0)
+    bench.queue.catch_up()
+    assert [str(why) for why in bench.given_up] == ["the store refuses: no permissions"]
+    assert (len(asked), bench.queue.is_empty) == (4, True)
 
 
 def test_the_main_thread_waits_for_an_unresponsive_store_once(

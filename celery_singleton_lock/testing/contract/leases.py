@@ -375,13 +375,25 @@ class LeaseContract(Part):
         assert reply is ReleaseReply.NOT_OURS
         assert do.refused(store, key, do.new_token(token.task_id)) is Relation.DONE
 
-    def test_a_release_writes_no_marker_where_a_twin_has_the_key(self, store: Store) -> None:
+    def test_a_release_before_the_outcome_leaves_the_marker_to_a_twin(self, store: Store) -> None:
         key, winner = do.held(store)
         loser = do.new_token(winner.task_id)
-        reply = do.give(store, key, loser, marker=MarkerState.DONE, marker_ttl=LONG)
+        reply = do.give(store, key, loser, marker=MarkerState.FINISHING, marker_ttl=LONG)
         assert reply is ReleaseReply.TWIN
         assert do.record_of(store, key).token == str(winner)
         do.take(store, key, winner)
+
+    def test_an_attempt_with_an_outcome_is_done_also_where_a_twin_has_the_key(
+        self, store: Store
+    ) -> None:
+        # The release got no reply, and was sent again after the lease had ended.
+        key, twin = do.held(store)
+        first = do.new_token(twin.task_id)
+        reply = do.give(store, key, first, marker=MarkerState.DONE, marker_ttl=LONG)
+        assert reply is ReleaseReply.TWIN
+        assert do.record_of(store, key).token == str(twin)
+        assert do.give(store, key, twin) is ReleaseReply.OURS
+        assert do.refused(store, key, do.new_token(twin.task_id)) is Relation.DONE
 
     def test_a_release_after_ones_twin_has_finished_says_so(self, store: Store) -> None:
         key, winner = do.held(store)

@@ -37,7 +37,9 @@ if reply == 'released' and mark == '' then return reply end -- the marker does n
 local marker = redis.call('GET', KEYS[1])
 local state, sequence, nonce = string.match(marker or '', '^(%S) (%d+) (%S*)$')
 if state == 'd' and nonce ~= ARGV[2] and reply ~= 'released' then reply = 'done' end
-if mark ~= '' and state ~= 'd' and reply ~= 'twin' then
+-- "done" is sent when Celery has stored the outcome, so it holds for twins too: the request may have got
+-- no reply before the lease ended, and a twin that has the key now may never begin.
+if mark ~= '' and state ~= 'd' and (reply ~= 'twin' or mark == 'd') then
   redis.call('SET', KEYS[1], mark .. ' ' .. (sequence or '0') .. ' ' .. ARGV[2], 'PX', ARGV[4])
 end
 return reply
