@@ -414,4 +414,4 @@ def test_the_leases_of_children_that_die_while_the_store_is_unresponsive_are_fre
         keys = [crash.early.lock_key(name, "never") for name in names]
         wait_until(lambda: not client.exists(*keys), "their keys are free", timeout=20)
     wait_until(lambda: len(process.events(EventName.FREED)) == 4, "each release is reported")
-    assert process.log.count("freed when the store answers") == 1
+    assert process.log.count("freed when the store does it") == 1
