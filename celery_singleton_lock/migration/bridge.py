@@ -145,10 +145,12 @@ class Bridge(SingletonTask[..., Any]):
         if again or not self._bridges or options.get("singleton") is False:
             return self._publish_claimed(terms, args, kwargs, mine, *rest, **options)
         key, client = self.old_key(args, kwargs), self.old_client()
+        # An earlier call may have the same id, if the caller has given it.
+        is_in_use = bool(task_id) and _value_of(client, key) == mine
         try:
             existing = claim(client, key, mine, terms.timeout, terms.wait)
-            # The client repeats a request without a reply: the first one may have set the key.
-            if existing is None or (existing.task_id == mine and not task_id):
+            # A client may repeat a request without a reply: the first one has set the key then.
+            if existing is None or (existing.task_id == mine and not is_in_use):
                 return super().apply_async(args, kwargs, mine, *rest, **options)
         except BaseException:
             with suppress(RedisError):
@@ -223,10 +225,10 @@ def claim(
         waits: dict[str, Any] = {"blocking": wait is not None, "blocking_timeout": wait}
         if Lock(client, key, timeout=timeout, thread_local=False, **waits).acquire(token=task_id):
             return None
-        holder: Any = client.get(key)
+        holder = _value_of(client, key)
         left: Any = client.pttl(key)
         if holder is not None:
-            return Existing(bytes_to_str(holder), max(left, 0) / 1000)
+            return Existing(holder, max(left, 0) / 1000)
 
 
 def client_of(url: Any, where: str, **options: Any) -> Redis:
@@ -265,6 +267,11 @@ def refuse_unknown(given: Mapping[str, Any], known: Mapping[str, str], where: st
             raise TypeError(f"{where}: unknown option {name!r} (known: {', '.join(known)})")
         if known[name]:
             raise TypeError(f"{where}: {name!r} can't be taken: {known[name]}")
+
+
+def _value_of(client: Redis, key: str) -> str | None:
+    value: Any = client.get(key)
+    return None if value is None else str(bytes_to_str(value))
 
 
 def _refuse_decided(given: Any, where: str) -> None:

@@ -116,8 +116,10 @@ class HeimdallTask(Bridge):
 
     def only_after(self, key: str, seconds: float) -> bool:
         """As celery-heimdall's: whether ``seconds`` have passed since this was last True."""
-        mine = str(self.request.id or uuid())
-        return claim(self.heimdall_redis, key, mine, seconds, None) is None
+        mine = uuid()
+        existing = claim(self.heimdall_redis, key, mine, seconds, None)
+        # A client may repeat a request without a reply: the first one has set the key then.
+        return existing is None or existing.task_id == mine
 
     def old_key(self, args: Any, kwargs: Any) -> str:
         args, kwargs, prefix = args or [], kwargs or {}, self._option("lock_prefix")

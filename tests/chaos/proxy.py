@@ -78,6 +78,7 @@ class Proxy:
         self._changed = asyncio.Event()
         self._open: set[asyncio.StreamWriter] = set()
         self._forgotten: set[asyncio.StreamWriter] = set()
+        self._loses_reply = False
         self._serving: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> Self:
@@ -117,6 +118,10 @@ class Proxy:
         """
         self._do(self._forget_connections())
 
+    def lose_next_reply(self) -> None:
+        """Swallow the next reply, whose request is executed, and cut its connection."""
+        self._do(self._lose_next_reply())
+
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
@@ -147,6 +152,9 @@ class Proxy:
 
     async def _forget_connections(self) -> None:
         self._forgotten |= self._open
+
+    async def _lose_next_reply(self) -> None:
+        self._loses_reply = True
 
     def _cut_all(self) -> None:
         for writer in list(self._open):
@@ -214,6 +222,9 @@ class Proxy:
         Raises:
             _Lost: It may not, nor anything after it.
         """
+        if replies and self._loses_reply:
+            self._loses_reply = False
+            raise _Lost
         mode, changed = self._mode, self._changed
         blocked = Kind.NO_REPLIES if replies else Kind.NO_REQUESTS
         if mode.kind is Kind.STALL:

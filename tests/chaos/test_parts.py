@@ -286,6 +286,18 @@ def test_a_lost_reply_is_that_of_a_request_that_was_executed() -> None:
         echo.wait_until_received(b"one\n")
 
 
+def test_one_reply_alone_is_lost() -> None:
+    with proxied() as (echo, proxy):
+        proxy.lose_next_reply()
+        with connected(proxy) as client:
+            client.sendall(b"one\n")
+            assert answer(client) == b""
+        with connected(proxy) as client:
+            client.sendall(b"two\n")
+            assert answer(client) == b"two\n"
+        assert echo.received == [b"one\n", b"two\n"]
+
+
 def test_a_network_that_refuses_closes_what_comes() -> None:
     with proxied() as (echo, proxy):
         proxy.set(Mode(kind=Kind.REFUSE))

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import redis
-from celery import states
+from celery import chain, group, states
 from celery.utils import uuid
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from celery_singleton_lock.migration import (
     AlreadyQueued,
@@ -21,6 +23,7 @@ from celery_singleton_lock.migration import (
     clear_locks,
 )
 from tests.apps.gate import Gate
+from tests.chaos.proxy import Proxy
 from tests.harness.deliveries import wait_until
 from tests.harness.journal import Journal
 from tests.harness.keys import EVERY_NAME
@@ -141,6 +144,45 @@ def test_a_publish_that_fails_leaves_no_claim(tasks: ModuleType, redis_client: r
         with pytest.raises(Exception, match=r"serializer|encoder"):
             task.apply_async(("a",), serializer="no such serializer")
     assert claims(redis_client) == []
+
+
+@pytest.fixture
+def old_server(tasks: ModuleType, redis_client: redis.Redis, conf: str) -> Iterator[Proxy]:
+    """The way to the server of celery-singleton's keys, for a client that repeats requests."""
+    if conf == "finish":
+        pytest.skip("the old key is not claimed")
+    server = redis_client.connection_pool.connection_kwargs
+    with Proxy(int(server["port"])) as proxy:
+        tasks.app.conf.singleton_backend_url = f"redis://127.0.0.1:{proxy.port}/{server['db']}"
+        retry = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
+        tasks.app.conf.singleton_backend_kwargs = {"retry": retry}
+        tasks.singleton.old_client().ping()  # so that the next reply is not that to a handshake
+        yield proxy
+
+
+PUBLISH: dict[str, Callable[[Any], Any]] = {
+    "alone": lambda call: call.apply_async(),
+    "in a group": lambda call: group(call, call.clone(("b",))).apply_async(),
+    "in a chain": lambda call: chain(call, call.clone(("b",))).apply_async(),
+    "with an id": lambda call: call.apply_async(task_id="import"),
+}
+
+
+@pytest.mark.parametrize("how", PUBLISH)
+def test_a_call_whose_claim_got_no_reply_is_published(
+    tasks: ModuleType, redis_client: redis.Redis, old_server: Proxy, how: str
+) -> None:
+    old_server.lose_next_reply()
+    PUBLISH[how](tasks.singleton.s("a"))
+    assert sent(redis_client) == (2 if how == "in a group" else 1)
+
+
+def test_a_second_call_with_the_same_id_is_a_duplicate(
+    tasks: ModuleType, redis_client: redis.Redis
+) -> None:
+    for _ in range(2):
+        assert tasks.singleton.apply_async(("a",), task_id="import").id == "import"
+    assert sent(redis_client) == 1
 
 
 def test_clear_locks_deletes_the_old_keys_only(
