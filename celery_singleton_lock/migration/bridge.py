@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import getattr_static
@@ -34,10 +33,13 @@ from celery.app.task import Task as BaseTask
 from celery.utils import uuid
 from kombu.utils.encoding import bytes_to_str
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.lock import Lock
 
-from ..errors import DuplicateTask, SettingsError
+from ..core.store import Store
+from ..errors import DuplicateTask, SettingsError, StoreError, StoreUnavailable
 from ..policy import ACTIONS, Policy, merge
 from ..publish.continuation import continues
 from ..task.base import SingletonTask, validate
@@ -153,8 +155,7 @@ class Bridge(SingletonTask[..., Any]):
             if existing is None or (existing.task_id == mine and not is_in_use):
                 return super().apply_async(args, kwargs, mine, *rest, **options)
         except BaseException:
-            with suppress(RedisError):
-                client.eval(_FREE, 1, key, mine, 0)
+            self._free(key, mine)
             raise
         logger.info(
             "singleton: duplicate: a call of %s is not published: %s has the old key %s for %g s",
@@ -172,14 +173,34 @@ class Bridge(SingletonTask[..., Any]):
 
     def free_old_key(self, args: Any, kwargs: Any, task_id: str) -> None:
         """Free the claim of the call ``task_id``."""
-        try:
-            key = self.old_key(args, kwargs)
-            self.old_client().eval(_FREE, 1, key, task_id, self.token_length)
-        except RedisError as exc:
+        self._free(self.old_key(args, kwargs), task_id, self.token_length)
+
+    def _free(self, key: str, task_id: str, token_length: int = 0) -> None:
+        """Free the claim of the call ``task_id``; repeated until the old server answers."""
+
+        def send(_: Store | None = None) -> None:
+            try:
+                self.old_client().eval(_FREE, 1, key, task_id, token_length)
+            except (RedisConnectionError, RedisTimeoutError) as exc:
+                raise StoreUnavailable(str(exc)) from exc
+            except RedisError as exc:
+                raise StoreError(str(exc)) from exc
+
+        def give_up(why: object) -> None:
             logger.warning(
-                "singleton: the old key of %s[%s] stays until it expires: %s",
-                *(self.name, task_id, exc),
+                "singleton: the old key %s of %s[%s] stays until it expires: %s",
+                *(key, self.name, task_id, why),
             )
+
+        try:
+            send()
+        except StoreUnavailable as exc:
+            # The queue is made with the lock store, which a process may lack that only publishes.
+            queue = self._runtime().locker.queue
+            if refusal := queue.put(send, A_DAY, give_up, error=exc):
+                give_up(refusal)
+        except StoreError as exc:
+            give_up(exc)
 
     def _publish_claimed(self, terms: Terms, *args: Any, **options: Any) -> Any:
         """Publish with this library's claim, or a message that continues a claimed one."""

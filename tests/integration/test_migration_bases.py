@@ -12,6 +12,7 @@ import pytest
 import redis
 from celery import chain, group, states
 from celery.utils import uuid
+from kombu.exceptions import OperationalError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -23,7 +24,7 @@ from celery_singleton_lock.migration import (
     clear_locks,
 )
 from tests.apps.gate import Gate
-from tests.chaos.proxy import Proxy
+from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.harness.deliveries import wait_until
 from tests.harness.journal import Journal
 from tests.harness.keys import EVERY_NAME
@@ -146,6 +147,17 @@ def test_a_publish_that_fails_leaves_no_claim(tasks: ModuleType, redis_client: r
     assert claims(redis_client) == []
 
 
+@pytest.mark.slow
+def test_a_publisher_without_a_lock_store_frees_its_claim(
+    environment: dict[str, str], load_app: Callable[..., ModuleType], redis_client: redis.Redis
+) -> None:
+    away = {"broker_url": "amqp://127.0.0.1:1", "task_publish_retry": False}
+    environment["CONF"] = json.dumps({**away, "result_backend": "rpc://"})
+    with pytest.raises(OperationalError):
+        load_app(APP).once.delay("a")
+    assert old_keys(redis_client) == []
+
+
 @pytest.fixture
 def old_server(tasks: ModuleType, redis_client: redis.Redis, conf: str) -> Iterator[Proxy]:
     """The way to the server of celery-singleton's keys, for a client that repeats requests."""
@@ -175,6 +187,41 @@ def test_a_call_whose_claim_got_no_reply_is_published(
     old_server.lose_next_reply()
     PUBLISH[how](tasks.singleton.s("a"))
     assert sent(redis_client) == (2 if how == "in a group" else 1)
+
+
+def test_only_after_says_yes_although_the_reply_was_lost(
+    tasks: ModuleType, old_server: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = tasks.singleton.old_client()
+    monkeypatch.setattr(tasks.periodic, "setup_redis", lambda: client)
+    old_server.lose_next_reply()
+    assert tasks.periodic.only_after("nightly", 60)
+    assert not tasks.periodic.only_after("nightly", 60)
+
+
+def test_the_claim_of_a_call_that_failed_ends_when_the_old_server_answers(
+    tasks: ModuleType, redis_client: redis.Redis, old_server: Proxy
+) -> None:
+    old_server.set(Mode(kind=Kind.LOSE_REPLIES, probability=1.0))
+    with pytest.raises(redis.ConnectionError):
+        tasks.singleton.delay("a")
+    assert len(old_keys(redis_client)) == 1
+    old_server.set(Mode())
+    wait_until(lambda: not old_keys(redis_client), "the claim is free")
+    tasks.singleton.delay("a")
+    assert sent(redis_client) == 1
+
+
+def test_the_old_key_of_an_ended_task_is_free_when_the_old_server_answers(
+    tasks: ModuleType, redis_client: redis.Redis, old_server: Proxy
+) -> None:
+    first = tasks.singleton.delay("a")
+    old_server.set(Mode(kind=Kind.REFUSE))
+    old_server.cut_connections()
+    tasks.singleton.free_old_key(["a"], {}, first.id)
+    assert len(old_keys(redis_client)) == 1
+    old_server.set(Mode())
+    wait_until(lambda: not old_keys(redis_client), "the key is free")
 
 
 def test_a_second_call_with_the_same_id_is_a_duplicate(
