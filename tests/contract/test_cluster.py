@@ -26,12 +26,15 @@ from celery_singleton_lock.core.store import (
     Admit,
     ClaimChange,
     Granted,
+    GrantedArguments,
     Mark,
     MarkerState,
     Refused,
     Relation,
     Release,
     ReleaseReply,
+    ReplaceArguments,
+    Replaced,
 )
 from celery_singleton_lock.core.store_queue import StoreQueue
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
@@ -552,6 +555,31 @@ def test_a_claim_in_another_shard_is_not_queued_by_a_dying_holder(store: Cluster
     record = store.inspect(claim)
     assert record is not None
     assert record.phase is Phase.RUNNING
+
+
+@slow
+def test_a_message_whose_claim_is_in_another_shard_starts_when_it_is_due(
+    store: ClusterStore,
+) -> None:
+    key, token = new_key(), new_token()
+    claim = claim_in_another_shard(key)
+    arguments = Keyspace.arguments(claim, token.task)
+    request = Admit(
+        key=claim, token=token, holder=Holder(), ttl=600, arguments=arguments, due_in=60
+    )
+    assert store.admit(request, timeout=TIMEOUT) is None
+    running = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60, arguments=arguments)
+    reply = acquire(store, key, token, running)
+    assert isinstance(reply, Refused)
+    assert reply.relation is Relation.NOT_DUE
+    assert 59 < reply.due_in <= 60
+    newest = ReplaceArguments(
+        claim=claim, task=token.task, key=arguments, arguments=b"newest", ttl=600
+    )
+    assert store.replace_arguments(newest, timeout=TIMEOUT) is Replaced.YES
+    granted = acquire(store, key, token, running)
+    assert isinstance(granted, GrantedArguments)
+    assert granted.arguments == b"newest"
 
 
 @slow

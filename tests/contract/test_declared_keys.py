@@ -124,6 +124,7 @@ def replace_arguments(store: RedisStore) -> None:
     admit(store, claim, token, arguments=arguments)
     newest = ReplaceArguments(claim=claim, task=token.task, key=arguments, arguments=b"x", ttl=LONG)
     store.replace_arguments(newest, timeout=TIMEOUT)
+    store._run(module.DUE.command([arguments]), TIMEOUT)
     change = replace(freed(claim), arguments=arguments)
     take(store, key, token, claim=change)
     give(store, key, token, claim=change)

@@ -400,6 +400,13 @@ class ClusterStore(RedisStore):
         claim = _remote_claim(request.slots[0], request.claim)
         if claim is None:
             return super().acquire(request, timeout=timeout)
+        if claim.arguments:
+            # An old copy of the message is put back too until then; its next acquire drops it.
+            left_ms = int(self._run(scripts.DUE.command([claim.arguments]), timeout))
+            if left_ms > 0:
+                not_due = Refused(relation=Relation.NOT_DUE)
+                not_due.due_in = left_ms / 1000
+                return not_due
         if request.refused_if_claimed:
             claimed = self._read(claim.key, timeout)
             anothers = (
