@@ -101,6 +101,14 @@ def fail_as_body(task: Any, error: Exception) -> Any:
     return stand_in.run()
 
 
+def is_retried(task: Any, error: Exception) -> bool:
+    """Whether the task's ``autoretry_for`` names ``error``; it may have no retry left."""
+    named = tuple(getattr(task, "autoretry_for", ()))
+    return isinstance(error, named) and not isinstance(
+        error, tuple(getattr(task, "dont_autoretry_for", ()))
+    )
+
+
 class _FailingBody:
     """A stand-in for a task, with another ``run``."""
 

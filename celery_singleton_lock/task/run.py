@@ -65,6 +65,7 @@ from ..celery_compat import (
     acks_failures,
     driver_of,
     fail_as_body,
+    is_retried,
     is_revoked_here,
     may_reject_when_done,
 )
@@ -74,6 +75,7 @@ from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Lease, Token
 from ..core.locker import Locker
 from ..core.store import (
+    UNSETTLED,
     Acquire,
     ClaimChange,
     Mark,
@@ -172,6 +174,8 @@ class TaskRun:
     # The lease, or the request that may have been granted without a reply; None: neither.
     _held: Lease | Acquire | None = None
     _retry: Retry | None = None  # the body's
+    # Whether the early release of a lost lease has left the claim to a retry, which settle decides.
+    _leaves_claim = False
     _locker: Locker
 
     def __init__(self, task: Any, request: Any) -> None:
@@ -266,6 +270,8 @@ class TaskRun:
             elif self._state is not _State.RELEASED:
                 self._release(held, state, retval)
             else:
+                if self._leaves_claim:
+                    self._settle_claim_of_lost(state, retval)
                 if self.acks_late and is_done(self.task, state, retval):
                     # The early release has left them to a redelivery of the message, or to a retry.
                     is_retry = isinstance(retval, Retry)
@@ -631,6 +637,7 @@ class TaskRun:
         except Retry as retry:
             self._retry = retry
             if lease.lost:
+                self._leaves_claim = self.claim is not None
                 self._release_early(lease, Release.of(lease))
             raise
         except BaseException as error:
@@ -702,8 +709,10 @@ class TaskRun:
         self._locker.heartbeat.declare(lease)
         error = lease.lost_error()  # created before the release changes the lease
         goes_back = self._goes_back(self.request)
+        retried = not goes_back and is_retried(self.task, error)
+        self._leaves_claim = retried and self.claim is not None
         # With acks_late, the message ends with the marker "done".
-        claim = None if goes_back else claims.freed(self, ended=not self.acks_late)
+        claim = None if goes_back or retried else claims.freed(self, ended=not self.acks_late)
         self._release_early(lease, Release.of(lease, claim))
         if goes_back:
             self._state = _State.SETTLED  # the copy is the same attempt, which is not done
@@ -888,6 +897,19 @@ class TaskRun:
             claims.change(self, change)
         if self.delivery.queue is not None and not self.eager:
             self._leave_queue(state, retval)
+
+    def _settle_claim_of_lost(self, state: str | None, retval: Any) -> None:
+        """Settle the claim of a lost lease, which a release does not change.
+
+        The change is sent once: later, the retry may have changed the claim.
+        """
+        assert self.claim is not None
+        retry_in = self._retry_in(retval) if isinstance(retval, Retry) else None
+        change = claims.after(self, self.claim, state, retval, retry_in)
+        try:
+            self._mark(MarkerState.WAITING, self.delivery.sequence, 0.0, change)
+        except StoreError as exc:
+            logger.warning(UNSETTLED, change.key, exc, change.key)
 
     def _leave_queue(self, state: str | None, retval: Any) -> None:
         """Take a call out of its queue that ends without a lease."""

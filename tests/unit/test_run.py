@@ -687,6 +687,64 @@ def test_a_result_backend_that_is_away_leaves_the_claim_to_a_retry_alone(
         assert (claim and claim.phase) is phase
 
 
+def lose_and_retry(task: Any) -> None:
+    raise task.retry(countdown=300)
+
+
+def lose_and_retry_with_another_key(task: Any) -> None:
+    raise task.retry(args=(2,), countdown=300)
+
+
+def lose_and_fail(task: Any) -> None:
+    current_lease().check()
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+@pytest.mark.parametrize(
+    ("way", "options", "phase"),
+    [
+        (lose_and_retry, {"on_lost": "continue"}, Phase.RETRYING),
+        (lose_and_retry_with_another_key, {"on_lost": "continue"}, None),
+        (lose_and_fail, {"on_lost": "fail", "max_retries": 1}, Phase.RETRYING),
+        (lose_and_fail, {"on_lost": "fail", "max_retries": 0}, None),
+    ],
+    ids=["retry", "another key", "autoretry", "no retry left"],
+)
+def test_the_retry_of_a_body_that_has_lost_its_lease_keeps_the_claim(
+    way: Callable[[Any], None], options: dict[str, Any], phase: Phase | None, acks_late: bool
+) -> None:
+    store, name = SingletonStore(), uuid()
+    with Celery("loses", broker="memory://", set_as_current=False) as app:
+        store.install(app)
+
+        @singleton_task(
+            app=app,
+            name="work",
+            bind=True,
+            shared=False,
+            key="{account}",
+            unique="until_done",
+            acks_late=acks_late,
+            autoretry_for=(LeaseLost,),
+            retry_kwargs={"countdown": 300},
+            **options,
+        )
+        def work(self: Any, account: int) -> None:
+            lose_lease(current_lease(), app=app)
+            way(self)
+
+        first = work.apply_async((1,), queue=name)
+        with app.connection_for_read() as connection:
+            message = connection.SimpleQueue(name).get_nowait()
+        trace = build_tracer("work", work, app=app)
+        info = {"exchange": "", "routing_key": name}
+        trace(first.id, (1,), {}, {**message.headers, "delivery_info": info, NONCE_KEY: "n"})
+        runtime = Runtime.of(app)
+        claim = runtime.store.inspect(runtime.keyspace.claim("work", work.lock_key(1)))
+        assert (claim and claim.phase) is phase
+        assert claim is None or claim.ttl > 300
+
+
 @pytest.mark.skipif(
     not may_reject_when_done(Task), reason="since Celery 5.7 on_success may reject a message"
 )
