@@ -315,6 +315,8 @@ def test_a_body_is_put_back_three_times_then_its_loss_is_its_failure(
     assert len(fences) == 4
     assert fences == sorted(set(fences))
     assert reported([process], EventName.PUT_BACK, reason="lease lost") == {result.id: 3}
+    # The heartbeat reports the last loss while the body's thread stores the failure.
+    process.wait_for_event(EventName.LEASE_LOST, action="interrupted,failed")
     actions = [event.fields["action"] for event in process.events(EventName.LEASE_LOST)]
     assert actions == ["interrupted,requeued"] * 3 + ["interrupted,failed"]
     assert journal.overlaps() == []
