@@ -748,15 +748,20 @@ def test_the_retry_of_a_body_that_has_lost_its_lease_keeps_the_claim(
 @pytest.mark.skipif(
     not may_reject_when_done(Task), reason="since Celery 5.7 on_success may reject a message"
 )
-def test_a_message_that_is_rejected_after_its_body_runs_again() -> None:
+@pytest.mark.parametrize("hook", ["on_success", "after_return"])
+def test_a_message_that_is_rejected_after_its_body_runs_again(hook: str) -> None:
     store, ran = SingletonStore(), list[str]()
+
+    def reject_once(task: Any, *args: Any) -> None:
+        if len(ran) == 1:
+            raise Reject("again", requeue=True)
+        if hook == "after_return":
+            SingletonTask.after_return(task, *args)
 
     class Rejecting(SingletonTask[..., Any]):
         abstract = True
 
-        def on_success(self, *args: Any) -> None:
-            if len(ran) == 1:
-                raise Reject("again", requeue=True)
+    setattr(Rejecting, hook, reject_once)
 
     with Celery("rejects", broker="memory://", set_as_current=False) as app:
         store.install(app)
