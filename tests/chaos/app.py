@@ -383,22 +383,18 @@ class _LogLines(logging.Handler):
 
 
 def _note_requeues() -> None:
-    """Have kombu note the messages that it has put into their queue again."""
+    """Have kombu note the messages that it is about to put into their queue again."""
     broker: Any = transport
-    restore, push = broker.QoS.restore_by_tag, broker.Channel._do_restore_message
-    pushed: list[Any] = []
+    push = broker.Channel._do_restore_message
 
     def pushing(self: Any, payload: Any, *args: Any, **kwargs: Any) -> None:
+        # Before the broker does it: the process may be killed at that moment, with the message in
+        # the reply to its own pop.
+        headers = payload["headers"]
+        _write("requeued", task_id=headers.get("id", ""), copy=_copy(headers))
         push(self, payload, *args, **kwargs)
-        pushed.append(payload["headers"])
 
-    def restoring(self: Any, *args: Any, **kwargs: Any) -> None:
-        pushed.clear()
-        restore(self, *args, **kwargs)  # the broker has done it
-        for headers in pushed[-1:]:
-            _write("requeued", task_id=headers["id"], copy=_copy(headers))
-
-    broker.QoS.restore_by_tag, broker.Channel._do_restore_message = restoring, pushing
+    broker.Channel._do_restore_message = pushing
 
 
 def _note_discards() -> None:

@@ -11,8 +11,8 @@
     discarded   a worker's parent discards a message, and frees its claim next; ``reason``
     published   it was sent (again: it was put back); ``task``
     received    a worker's parent got a message; ``worker``, ``copy``
-    requeued    kombu put a message that was not acknowledged into its queue again: too old, or its
-                worker ends; ``copy``
+    requeued    kombu is about to put a message that was not acknowledged into its queue again: it
+                is too old, or its worker ends; ``copy``. If it is not done, it is tried again
     start       a body began: ``asked`` (when its lock was asked for, at the latest), ``worker``,
                 ``task``, ``late`` (acknowledged late), ``attempt``,
                 ``planned`` (seconds), ``lease`` (of a ``hold()``: its id, by which ``lost``,
