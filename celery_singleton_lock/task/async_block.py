@@ -11,7 +11,7 @@ Guarantees
     block, and surfaces as LeaseLost, also if the body did not observe it. A cancellation by others
     stays a CancelledError, unless the body caught it. However the block ends, also if it is never
     left, the lease is released; however an acquire ends, no lease and no place in the wait queue
-    remain. The end of a lease is a loss for the blocks of other tasks that have re-entered it.
+    remain. The end of a lease is a loss for the blocks that have re-entered it and are not left.
 
 Non-guarantees
     Code that does not await, and functions that the block runs on threads, are not interrupted.
@@ -139,7 +139,9 @@ class AsyncBlock:
         """The error for a loss that this block has to raise."""
         if self._host is not None:
             self._host._guests.pop(self, None)
-        loss = self._block.loss() if self._block.owns or self._host else None
+        # The lease of a block of the same task has its own report, unless that block ended first.
+        outlived = self._block.lease.released_at is not None
+        loss = self._block.loss() if self._block.owns or self._host or outlived else None
         self._block.leave()
         return loss
 

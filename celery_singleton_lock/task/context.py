@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import suppress
 from contextvars import ContextVar
 from functools import cache
 from typing import Final, TypeAlias
@@ -77,13 +76,15 @@ class Block:
     """
 
     __slots__ = (
-        *("__weakref__", "_locker", "_reset", "_thread", "_unused"),
+        *("__weakref__", "_locker", "_thread", "_unused"),
         *("key", "lease", "longest", "scope", "ttl"),
     )
 
     def __init__(self, key: str, scope: str, ttl: float | None, longest: float) -> None:
         # That of the lease to release, if there is one. The runtime has another one after close().
         self._locker: Locker | None = None
+        # The thread that has entered the block with a lease of its own.
+        self._thread: int | None = None
         self._unused = True
         self.key, self.scope, self.ttl, self.longest = key, scope, ttl, longest
 
@@ -142,7 +143,7 @@ class Block:
             _entered.add(self)
             _register_exit()
             lease.outer = held_lease.get()
-            self._reset = held_lease.set(lease)
+            held_lease.set(lease)
         return lease
 
     @property
@@ -160,11 +161,21 @@ class Block:
         return self.lease.lost_error() if self.lease.lost else None
 
     def leave(self) -> None:
-        """Make the lease around this one the innermost one of the context again."""
-        # AttributeError: there is nothing to reset. ValueError: another context than the entered
-        # one (an async fixture) has ended by itself.
-        with suppress(AttributeError, ValueError):
-            held_lease.reset(self._reset)
+        """Take the lease out of the leases of this context.
+
+        It need not be the innermost one: two suspended generators end in any order. In another
+        context than the entered one (an async fixture) it may be absent.
+        """
+        if self._thread is None:
+            return  # the lease is that of a block or task around this one
+        lease, inner = self.lease, held_lease.get()
+        if inner is lease:
+            held_lease.set(lease.outer)
+            return
+        while inner is not None and inner.outer is not lease:
+            inner = inner.outer
+        if inner is not None:
+            inner.outer = lease.outer
 
     def release(self) -> None:
         """Release the lease, unless it is that of a block or task around this one."""

@@ -629,7 +629,7 @@ class TaskRun:
     def _run_under(self, lease: Lease, body: Callable[[], Any]) -> Any:
         """Run ``body`` under ``lease``; raises the exceptions of :meth:`run`."""
         lease.outer = held_lease.get()
-        reset = held_lease.set(lease)
+        held_lease.set(lease)
         try:
             result = self._body.run(body)
         except (Ignore, Reject):
@@ -649,7 +649,8 @@ class TaskRun:
                 self._ended(lease, failed=True)
             raise
         finally:
-            held_lease.reset(reset)
+            # The outer lease now: a block around this call may have ended inside the body.
+            held_lease.set(lease.outer)
         for feature in self._features:
             feature.ended(lease, None)
         self._ended(lease, failed=False)

@@ -769,3 +769,39 @@ def test_a_task_that_runs_a_loop_re_enters_its_own_lease(
     singleton_store.install(app)
     assert work.apply(("k",)).get()
     assert singleton_store.held() == []
+
+
+async def suspended(app: Celery, key: str) -> AsyncIterator[Lease]:
+    async with hold(key, scope="s", app=app) as lease:
+        yield lease
+
+
+def test_generators_that_end_in_any_order_leave_the_leases_of_the_others(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    async def main() -> None:
+        first, second = suspended(celery_app, "first"), suspended(celery_app, "second")
+        await anext(first)
+        held = await anext(second)
+        assert await anext(first, None) is None
+        async with hold("second", scope="s", app=celery_app) as lease:
+            assert lease is held is current_lease()
+        assert await anext(second, None) is None
+        with pytest.raises(NoLease):
+            current_lease()
+
+    asyncio.run(main())
+    assert singleton_store.held() == []
+
+
+def test_a_block_that_outlives_the_one_whose_lease_it_has_says_so(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    async def main() -> None:
+        first, second = suspended(celery_app, "k"), suspended(celery_app, "k")
+        assert await anext(first) is await anext(second)
+        assert await anext(first, None) is None
+        with pytest.raises(LeaseLost, match="was released when its body ended"):
+            await anext(second)
+
+    asyncio.run(main())

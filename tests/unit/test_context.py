@@ -7,15 +7,17 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from contextvars import Context, copy_context
+from itertools import permutations
 from typing import Any
 
 import pytest
 from celery import Celery
 
 from celery_singleton_lock import (
+    PER_TASK,
     LeaseLost,
     LockConflict,
     NoLease,
@@ -155,6 +157,58 @@ def test_an_error_of_a_block_left_in_another_context_is_the_blocks_own(
     assert not copy_context().run(block.__exit__, ArithmeticError, error, None)
     assert singleton_store.held() == []
     assert len(Runtime.of(celery_app).locker.heartbeat) == 0
+
+
+def suspended(app: Celery, key: str) -> Generator[Lease, None, None]:
+    with hold(key, scope="s", app=app) as lease:
+        yield lease
+
+
+def test_generators_that_end_in_any_order_leave_the_leases_of_the_others(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    for order in permutations(("a", "b", "c")):
+        generators = {key: suspended(celery_app, key) for key in "abc"}
+        leases = {key: next(generator) for key, generator in generators.items()}
+        for key in order:
+            generators.pop(key).close()
+            for other in generators:
+                with hold(other, scope="s", app=celery_app) as lease:  # it is re-entered
+                    assert lease is leases[other]
+            if generators:
+                assert current_lease() is leases[max(generators)]
+        with pytest.raises(NoLease):
+            current_lease()
+    assert singleton_store.held() == []
+
+
+def test_blocks_that_overlap_for_ever_keep_no_released_lease(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    last = suspended(celery_app, "0")
+    next(last)
+    for number in range(1, 4):
+        following = suspended(celery_app, str(number))
+        lease = next(following)
+        last.close()
+        last = following
+        assert lease.outer is None
+    last.close()
+
+
+def test_a_block_that_ends_inside_a_task_called_from_it_is_not_held_after_the_task(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    block = suspended(celery_app, "k")
+
+    @singleton_task(app=celery_app, name="ends", key=PER_TASK, shared=False)
+    def ends() -> None:
+        block.close()
+
+    next(block)
+    ends.apply().get()
+    with pytest.raises(NoLease):
+        current_lease()
 
 
 # What strikes while the block is left.
