@@ -499,6 +499,15 @@ def forget_row_changes(scheduler: Any) -> None:
     getattr(scheduler, "_dirty", set()).clear()
 
 
+def mark_row_changed(scheduler: Any, entry: Any) -> None:
+    """Make django-celery-beat write the entry's last run to its row, with the next rows.
+
+    ``_dirty``: django-celery-beat 2.x. Without it the row keeps its last run until the entry ticks.
+    """
+    entry.model.no_changes = True  # the other beats need not read all rows again
+    getattr(scheduler, "_dirty", set()).add(entry.name)
+
+
 def reread_rows(scheduler: Any) -> None:
     """Make django-celery-beat read all rows at the next tick.
 
@@ -526,9 +535,14 @@ def convert_row_options(entry_class: Any, convert: Callable[..., dict[str, Any]]
         entry_class._unpack_options = staticmethod(lambda **options: original(**convert(**options)))
 
 
-def entry_after(entry: Any, last_run: Any) -> Any:
+def entry_after(entry: Any, last_run: Any, *, ran: bool = True) -> Any:
     """RedBeat's entry with ``last_run`` as its last run, written to its key.
+
+    Args:
+        entry: The entry.
+        last_run: The last run.
+        ran: Whether this is one run more, and no correction.
 
     ``_next_instance``: RedBeat 2.x. There is no fallback: without it no run would be recorded.
     """
-    return entry._next_instance(last_run_at=last_run)
+    return entry._next_instance(last_run_at=last_run, only_update_last_run_at=not ran)

@@ -8,7 +8,13 @@ from typing import Any
 from celery.beat import ScheduleEntry
 from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
 
-from ..celery_compat import convert_row_options, forget_row_changes, reread_rows, row_now
+from ..celery_compat import (
+    convert_row_options,
+    forget_row_changes,
+    mark_row_changed,
+    reread_rows,
+    row_now,
+)
 from .entry import checked_options, leave_out
 from .scheduler import LeaderMixin, like
 
@@ -55,9 +61,13 @@ class LeaderDatabaseScheduler(LeaderMixin, DatabaseScheduler):
     Entry = LeaderEntry
 
     def elected(self) -> None:
-        """Read all rows again: another beat may have written last runs without marking a change."""
-        super().elected()
+        """Read the rows without writing them: another beat may have written later last runs."""
         forget_row_changes(self)
+        super().elected()
+
+    def reload(self) -> None:
+        """Read all rows again: which ones are read, and when, depends on the clock."""
+        super().reload()
         reread_rows(self)
 
     def sync(self) -> None:
@@ -75,6 +85,10 @@ class LeaderDatabaseScheduler(LeaderMixin, DatabaseScheduler):
     def set_last_run(self, entry: Any, at: datetime) -> None:
         """Set the last run in the row too, because the row is written to the database."""
         entry.last_run_at = entry.model.last_run_at = like(at, row_now(entry))
+
+    def store_last_run(self, entry: Any) -> None:
+        """Have the row written with the next ones."""
+        mark_row_changed(self, entry)
 
     def advance(self, entry: ScheduleEntry, tick_at: datetime) -> Any:
         following = super().advance(entry, tick_at)

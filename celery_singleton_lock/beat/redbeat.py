@@ -14,6 +14,7 @@ from redis.lock import Lock
 
 from ..celery_compat import entry_after
 from ..core import observers
+from ..message.times import utc
 from .entry import checked_options, leave_out
 from .scheduler import LeaderMixin, like
 
@@ -130,9 +131,31 @@ class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
             self.apply_entry(entry, **kwargs)
         return wait
 
+    def reload(self) -> None:
+        """Correct the last runs in RedBeat's keys: RedBeat reads only what is due by its own."""
+        super().reload()
+        app: Any = self.app
+        client, now = get_redis(app), utc(app.now())
+        later = f"({now.timestamp()}"
+        keys = client.zrangebyscore(app.redbeat_conf.schedule_key, later, "+inf")
+        with client.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.hget(key, "meta")
+            metas = pipe.execute()
+        ahead = [key for key, meta in zip(keys, metas, strict=True) if _is_ahead(meta, now)]
+        entries = []
+        for key in ahead:
+            with suppress(KeyError):  # it was deleted meanwhile
+                entries.append(self.Entry.from_key(key, app=app))
+        self.restore(entries)
+
     def keeps_last_run(self, entry: Any) -> bool:
         """True: each run writes the last run to RedBeat's key."""
         return True
+
+    def store_last_run(self, entry: Any) -> None:
+        """Write it at once: RedBeat would not read the entry before its wrong last run is due."""
+        entry_after(entry, entry.last_run_at, ran=False)
 
     def advance(self, entry: Any, tick_at: datetime) -> Any:
         try:
@@ -144,3 +167,12 @@ class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
                 "singleton beat: RedBeat's key of %r wasn't written: %s", entry.name, exc
             )
             return entry
+
+
+def _is_ahead(meta: str | None, now: datetime) -> bool:
+    """Whether the ``meta`` of a key has a last run after ``now``."""
+    try:
+        last = RedBeatSchedulerEntry.decode_meta(meta)["last_run_at"]
+        return last is not None and utc(last) > now
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False  # the entry is left out when it is read

@@ -68,6 +68,8 @@ class LeaderMixin(Scheduler):
             self._election = _candidate(self._runtime)
             self._signals = SignalDeferral()
             self._term = 0
+            # The latest time of a round: seconds since the epoch, on the clock of this host.
+            self._latest = 0.0
             self._tick_at: datetime | None = None
             self._warned: set[str] = set()
             if records := leases_elsewhere(self._runtime, self._runtime.store):
@@ -91,10 +93,7 @@ class LeaderMixin(Scheduler):
         if not self.leads():
             return min(election.pause(), election.poll)
         try:
-            if self._term != election.term:
-                self._term = election.term
-                self._broker.refuses = False
-                self.elected()
+            self._look_again()
             wait = super().tick(*args, **kwargs)
         except (_NoTick, StoreError) as exc:
             # The reason was logged. The exception interrupted a tick, so the heap has to be built
@@ -109,6 +108,23 @@ class LeaderMixin(Scheduler):
         if not self._broker.refuses:
             election.progress()
         return min(wait, election.pause())
+
+    def _look_again(self) -> None:
+        """Check all entries again, after an election and after the clock was set back."""
+        wall, tolerance = self._runtime.clock.wall(), _CLOCK_TOLERANCE.total_seconds()
+        if self._term != self._election.term:
+            self._broker.refuses = False
+            self.elected()
+            self._term = self._election.term
+        elif wall < self._latest - tolerance:
+            logger.warning(
+                f"singleton beat: the clock was set back by {self._latest - wall:.0f} s or more. "
+                "All entries are checked again."
+            )
+            self.reload()
+        else:
+            wall = max(wall, self._latest)
+        self._latest = wall
 
     def leads(self) -> bool:
         """Whether this process could send a tick, and leads; it stands for election if need be."""
@@ -237,10 +253,14 @@ class LeaderMixin(Scheduler):
 
     def elected(self) -> None:
         """Discard cached state. Called when this process starts to lead."""
+        self.reload()
+
+    def reload(self) -> None:
+        """Compute again when each entry is due: its last run may be corrected."""
         rebuild_heap(self)
 
     def restore(self, entries: Iterable[ScheduleEntry]) -> None:
-        """Set the stored last runs of ``entries``.
+        """Set the last runs of ``entries``: the stored ones, unless they are wrong.
 
         Raises:
             StoreError: The last runs can't be read.
@@ -248,16 +268,19 @@ class LeaderMixin(Scheduler):
         entries = list(entries)
         new = set(self._election.recall(map(_name, entries)))
         for entry in entries:
-            is_new = _name(entry) in new
+            own = utc(entry.last_run_at) if entry.last_run_at is not None else None
             at = self._election.last_runs.get(_name(entry))
-            if at is not None:
-                stored = datetime.fromtimestamp(at, UTC)
-                if is_new:
-                    stored = self._believed(entry, stored)
-                if self.keeps_last_run(entry) and entry.last_run_at is not None:
-                    stored = max(stored, utc(entry.last_run_at))
-                self.set_last_run(entry, stored)
-            elif is_new:
+            stored = datetime.fromtimestamp(at, UTC) if at is not None else None
+            keeps = self.keeps_last_run(entry)
+            candidates = (stored, own if keeps or stored is None else None)
+            runs = [run for run in candidates if run is not None]
+            if runs:
+                last = self._believed(entry, runs)
+                if stored is not None or last != own:
+                    self.set_last_run(entry, last)
+                if keeps and own is not None and last < own:
+                    self.store_last_run(entry)
+            if stored is None and _name(entry) in new:
                 self.never_ran(entry)
 
     def keeps_last_run(self, entry: ScheduleEntry) -> bool:
@@ -270,6 +293,9 @@ class LeaderMixin(Scheduler):
     def set_last_run(self, entry: ScheduleEntry, at: datetime) -> None:
         """Make ``at`` (in UTC) the last run of ``entry``, in the entry's own time zone."""
         entry.last_run_at = like(at, entry.default_now())
+
+    def store_last_run(self, entry: ScheduleEntry) -> None:
+        """Overwrite the wrong last run in the schedule's own storage, if it has one."""
 
     def advance(self, entry: ScheduleEntry, tick_at: datetime) -> Any:
         """The entry after its tick at ``tick_at``."""
@@ -288,19 +314,22 @@ class LeaderMixin(Scheduler):
             "with @singleton_task."
         )
 
-    def _believed(self, entry: ScheduleEntry, stored: datetime) -> datetime:
+    def _believed(self, entry: ScheduleEntry, runs: list[datetime]) -> datetime:
+        """The latest of the last ``runs`` that can be right; a corrected one if none can."""
         now = now_of(entry)
-        if stored <= now:
-            return stored
-        believed = believable(stored, period_of(entry, stored, now), now)
-        if believed != stored:
+        if (latest := max(runs)) <= now:
+            return latest
+        by_run = {run: believable(run, period_of(entry, run, now), now) for run in runs}
+        right = [run for run, believed in by_run.items() if believed == run]
+        last = max(right or by_run.values())
+        if by_run[latest] != latest:
             logger.warning(
-                f"singleton beat: the last run of {entry.name!r} is stored as {stored}, "
-                f"{(stored - now).total_seconds():.0f} s ahead of this host's clock; a clock was "
-                f"wrong. Continuing from {believed}."
+                f"singleton beat: the last run of {entry.name!r} is stored as {latest}, "
+                f"{(latest - now).total_seconds():.0f} s ahead of this host's clock; a clock was "
+                f"wrong. Continuing from {last}."
             )
-            self._election.last_runs[_name(entry)] = believed.timestamp()
-        return believed
+            self._election.last_runs[_name(entry)] = last.timestamp()
+        return last
 
 
 class _Memory:

@@ -7,8 +7,9 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from celery import Celery
 from celery_singleton_lock import PER_TASK, OnConflict, singleton_task
 from celery_singleton_lock.beat import entry as entries
 from celery_singleton_lock.beat.election import Election
-from celery_singleton_lock.beat.redbeat import LeaderRedBeatScheduler
+from celery_singleton_lock.beat.redbeat import LeaderEntry, LeaderRedBeatScheduler
 from celery_singleton_lock.beat.scheduler import LeaderMixin, LeaderScheduler
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.message.header import HEADER
 from tests.harness.processes import ROOT
 
@@ -222,6 +224,48 @@ def test_an_entry_that_is_gone_is_removed_as_by_redbeat(
     assert errors(caplog) == []
 
 
+@pytest.fixture
+def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets this process's clock to so many seconds after the right time."""
+    ahead = 0.0
+    celery_now = Celery.now
+
+    def set_clock(seconds: float) -> None:
+        nonlocal ahead
+        ahead = seconds
+
+    monkeypatch.setattr(Celery, "now", lambda app: celery_now(app) + timedelta(seconds=ahead))
+    monkeypatch.setattr(SystemClock, "wall", lambda self: time.time() + ahead)
+    return set_clock
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["leads on", "restarted"])
+def test_a_clock_that_is_set_back_silences_no_entry_of_redbeat(
+    redis_url: str,
+    redis_client: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
+    set_clock: Callable[[float], None],
+    restarted: bool,
+) -> None:
+    app = app_of(redis_url, {"good": entry("known")})
+    set_clock(86_400)
+    beat = LeaderRedBeatScheduler(app)
+    sent(redis_client, beat, "known")
+    runs = LeaderEntry.load_meta("redbeat:good", app=app)["total_run_count"]
+    set_clock(0)
+    if restarted:
+        beat.close()
+        beat = LeaderRedBeatScheduler(app)
+    redis_client.delete("celery")
+    sent(redis_client, beat, "known")
+    assert "the last run of 'good' is stored as" in caplog.text
+    meta = LeaderEntry.load_meta("redbeat:good", app=app)
+    assert meta["last_run_at"] <= datetime.now(UTC)
+    assert meta["total_run_count"] > runs
+    beat.close()
+    app.close()
+
+
 # Django. Its settings are those of a process.
 
 DJANGO = """
@@ -260,17 +304,23 @@ print(json.dumps({name: entry.options.get("singleton") for name, entry in beat.s
 """
 
 
-def test_rows_of_django_are_converted_or_left_out_by_name(redis_url: str, tmp_path: Path) -> None:
+def run_django(
+    script: str, redis_url: str, tmp_path: Path, *args: str
+) -> subprocess.CompletedProcess[str]:
     env = {
         **os.environ,
         "BROKER_URL": redis_url,
         "RESULT_URL": redis_url,
         "DATABASE": str(tmp_path / "db.sqlite3"),
     }
-    command = [sys.executable, "-c", DJANGO]
-    done = subprocess.run(
+    command = [sys.executable, "-c", script, *args]
+    return subprocess.run(
         command, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )
+
+
+def test_rows_of_django_are_converted_or_left_out_by_name(redis_url: str, tmp_path: Path) -> None:
+    done = run_django(DJANGO, redis_url, tmp_path)
     assert done.returncode == 0, done.stderr
     schedule = json.loads(done.stdout.splitlines()[-1])
     schedule.pop("celery.backend_cleanup", None)
@@ -280,3 +330,62 @@ def test_rows_of_django_are_converted_or_left_out_by_name(redis_url: str, tmp_pa
     for name in ("wrong", "wrong row", "no mapping", "list", "no JSON"):
         [line] = [line for line in lines if f"the entry {name!r} is left out" in line]
         assert line.startswith("ERROR")
+
+
+SET_BACK = """
+import logging, sys, time
+from datetime import timedelta
+from tests.apps.beat_site import app
+import django
+django.setup()
+from celery import Celery
+from django.core.management import call_command
+from django_celery_beat import models
+call_command("migrate", verbosity=0)
+from celery_singleton_lock.beat.django import LeaderDatabaseScheduler
+from celery_singleton_lock.core.clock import SystemClock
+
+app.conf.result_expires = None  # else an entry is added that does not use the clock below
+ahead = 86_400.0
+celery_now, row_now = Celery.now, models.now
+Celery.now = lambda app: celery_now(app) + timedelta(seconds=ahead)
+models.now = lambda: row_now() + timedelta(seconds=ahead)
+logging.basicConfig()
+SystemClock.wall = lambda clock: time.time() + ahead
+
+def tick_until_sent():
+    with app.connection() as connection:
+        client = connection.default_channel.client
+        client.delete("celery")
+        for _ in range(300):
+            time.sleep(min(max(beat.tick(), 0), 0.1))
+            if client.llen("celery"):
+                return
+    raise AssertionError("no tick")
+
+every, _ = models.IntervalSchedule.objects.get_or_create(every=1, period="seconds")
+models.PeriodicTask.objects.create(name="row", task="row", interval=every)
+beat = LeaderDatabaseScheduler(app)
+tick_until_sent()
+beat.sync()
+written = models.PeriodicTask.objects.get(name="row").last_run_at
+assert written > row_now() + timedelta(hours=23), written
+ahead = 0.0
+if sys.argv[1] == "restarted":
+    beat.close()
+    beat = LeaderDatabaseScheduler(app)
+tick_until_sent()
+beat.close()
+row = models.PeriodicTask.objects.get(name="row")
+assert row.last_run_at <= row_now(), row.last_run_at
+assert row.total_run_count >= 2, row.total_run_count
+"""
+
+
+@pytest.mark.parametrize("case", ["leads on", pytest.param("restarted", marks=pytest.mark.slow)])
+def test_a_clock_that_is_set_back_silences_no_row_of_django(
+    redis_url: str, tmp_path: Path, case: str
+) -> None:
+    done = run_django(SET_BACK, redis_url, tmp_path, case)
+    assert done.returncode == 0, done.stderr
+    assert "the last run of 'row' is stored as" in done.stderr

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -332,6 +334,64 @@ def test_a_last_run_far_ahead_does_not_silence_its_entry(
     assert len(bench.sent) - ahead >= (130 // 7 - 1 if period == "interval" else 2)
     if period == "interval":
         assert len({round(due % 7, 3) for _, _, due in bench.sent}) == 1
+
+
+@pytest.mark.parametrize("ahead", [3600, 86_403.5])
+def test_a_clock_that_is_set_back_silences_no_entry_of_a_leader(
+    benches: Any, caplog: pytest.LogCaptureFixture, ahead: float
+) -> None:
+    schedules = {"seven": every(7), "long": every(120), "minute": crontab(nowfun=now)}
+    bench = benches(**schedules)
+    beat = bench.beat()
+    clock._wall += ahead
+    bench.run(300, beat)
+    assert {name for name, _, _ in bench.sent} == schedules.keys()
+    bench.sent.clear()
+    clock._wall -= ahead
+    with caplog.at_level(logging.WARNING):
+        bench.run(300, beat)
+    assert "the clock was set back" in caplog.text
+    counts = Counter(name for name, _, _ in bench.sent)
+    assert 41 <= counts["seven"] <= 43
+    assert 2 <= counts["long"] <= 3
+    assert 4 <= counts["minute"] <= 6
+    for name in ("seven", "long"):
+        period = 7 if name == "seven" else 120
+        ticks = [due for task, _, due in bench.sent if task == name]
+        assert [later - tick for tick, later in pairwise(ticks)] == [period] * (len(ticks) - 1)
+
+
+def test_small_steps_back_of_the_clock_add_up(benches: Any) -> None:
+    bench = benches(seven=every(7), long=every(120))
+    beat = bench.beat()
+    clock._wall += 3600
+    bench.run(300, beat)
+    bench.sent.clear()
+    for _ in range(72):
+        clock._wall -= 50
+        bench.run(0.5, beat)
+    bench.run(300, beat)
+    counts = Counter(name for name, _, _ in bench.sent)
+    assert counts["seven"] >= 40
+    assert counts["long"] >= 2
+
+
+def test_a_schedule_file_that_a_wrong_clock_wrote_silences_no_entry(
+    benches: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = benches(seven=every(7))
+    clock._wall += 86_403.5
+    first = bench.beat()
+    bench.run(30, first)
+    first.close()
+    clock._wall -= 86_403.5
+    bench.store = MemoryStore(clock)  # it came back empty
+    bench.sent.clear()
+    bench.count -= 1  # the same file
+    with caplog.at_level(logging.WARNING):
+        bench.run(30, bench.beat())
+    assert "a clock was wrong" in caplog.text
+    assert len(bench.sent) == 5
 
 
 @pytest.mark.parametrize("make", ["relative", "subclass"])
