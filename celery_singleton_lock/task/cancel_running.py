@@ -31,8 +31,8 @@ from ..core.lease import Kind, Lease, Token
 from ..core.store import Call, Refused, Relation
 from ..policy import ConflictAction
 from ..runtime import Runtime
-from .feature import Feature, Run
 from .interrupt import is_loss
+from .run_feature import Feature, Run
 
 
 class CallOrder:

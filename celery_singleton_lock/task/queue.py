@@ -22,8 +22,8 @@ from ..message.stored_message import Capture
 from ..policy import ConflictAction
 from ..publish.queue import claim_of, publish_hint
 from . import claim as claims
-from .feature import Ending, Feature, Run
 from .put_back import publish_copy, why_not
+from .run_feature import Ending, Feature, Run
 
 
 class Queue(Feature):

@@ -19,8 +19,8 @@ from ..errors import LockKeyError
 from ..message.arguments import call_of_arguments, unpack_arguments
 from ..message.claim import Claim
 from ..policy import OnDuplicate
-from .feature import Feature, Run
 from .put_back import why_not
+from .run_feature import Feature, Run
 
 logger = logging.getLogger("celery_singleton_lock")
 

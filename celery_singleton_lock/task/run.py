@@ -12,8 +12,8 @@ Overview
         after_return    release, marker "done"       (SUCCESS, FAILURE, REVOKED)
         task_postrun    release what is still held   (Retry, Ignore, Reject, SystemExit ...)
 
-    The code that only some options need is in the features of a run (see `feature`), which the run
-    calls at fixed points.
+    The code that only some options need is in the features of a run (see `run_feature`), which the
+    run calls at fixed points.
 
 Guarantees
     The body runs only under a lease. (Exceptions: ``on_store_error="run"``, and keys that are
@@ -97,12 +97,12 @@ from . import claim as claims
 from .cancel_running import CancelRunning
 from .conflict import Decision, Outcome, decide, is_overtaken
 from .context import held_here, held_lease
-from .feature import Ending, Feature
 from .interrupt import Body, is_loss
 from .period import Period
 from .put_back import AGAIN, Pace, publish_copy, why_not
 from .queue import Queue, leave
 from .replace import NewestArguments
+from .run_feature import Ending, Feature
 
 logger = logging.getLogger("celery_singleton_lock")
 
