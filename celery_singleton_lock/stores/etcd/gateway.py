@@ -250,7 +250,8 @@ class _Failure(Exception):
 def _failure(text: str) -> _Failure:
     try:
         reply = json.loads(text)
-        message, code = str(reply["error"]), int(reply["code"])
+        # Not "error": etcd 3.6 has no such field any more.
+        message, code = str(reply["message"]), int(reply["code"])
     except (ValueError, TypeError, KeyError):
         return _Failure(text[:200], was_sent=True)  # A proxy's page, for example.
     if any(sign in message for sign in _BAD_TOKEN):
