@@ -83,6 +83,7 @@ def _error(message: str, code: int, version: str) -> dict[str, Any]:
     ("status", "code", "message", "error"),
     [
         (404, 5, "etcdserver: requested lease not found", LeaseGone),
+        (429, 8, "etcdserver: too many requests", StoreUnavailable),
         (429, 8, "etcdserver: mvcc: database space exceeded", StoreError),
         (403, 7, "etcdserver: permission denied", StoreError),
         (503, 14, "etcdserver: request timed out", StoreUnavailable),

@@ -43,7 +43,11 @@ _NOT_FOUND: Final = 5
 _UNAUTHENTICATED: Final = 16
 # The codes unknown, deadline exceeded, aborted, internal and unavailable: there is no leader, the
 # leader has changed, or the proposal was dropped. The request may have been carried out or not.
-_UNCERTAIN: Final = frozenset({2, 4, 10, 13, 14})
+_UNAVAILABLE: Final = 14
+_UNCERTAIN: Final = frozenset({2, 4, 10, 13, _UNAVAILABLE})
+# The message of a member whose backlog is too long. Its code, resource exhausted, is also that of a
+# full disk, which does not pass.
+_OVERLOADED: Final = "too many requests"
 # Messages of a member if the login's token has expired or was issued before the member's restart.
 _BAD_TOKEN: Final = ("invalid auth token", "user name is empty", "auth store is old")
 # urllib3's loggers: at DEBUG they log each request, and a warning may come with any reply. Other
@@ -256,4 +260,6 @@ def _failure(text: str) -> _Failure:
         return _Failure(text[:200], was_sent=True)  # A proxy's page, for example.
     if any(sign in message for sign in _BAD_TOKEN):
         code = _UNAUTHENTICATED
+    elif _OVERLOADED in message:
+        code = _UNAVAILABLE
     return _Failure(message, was_sent=True, code=code)
