@@ -202,7 +202,11 @@ class CallQueue(ABC):
 
     @abstractmethod
     def due(self, shard: str, /, *, limit: int, timeout: float) -> list[str]:
-        """At most ``limit`` keys of a shard whose time for a look has come."""
+        """At most ``limit`` keys of a shard whose time for a look has come.
+
+        If there are more, repeated requests return each of them at some time: keys that can't be
+        looked at must keep none from the others.
+        """
 
     @abstractmethod
     def look(self, key: str, /, *, timeout: float) -> tuple[bool, Hint] | None:

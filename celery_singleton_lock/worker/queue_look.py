@@ -58,8 +58,7 @@ _AFTER_FAILURE: Final = 10.0
 # 50 workers, each looking at 12 of 256 shards a second, take less than a hundredth of a core.
 _SHARDS: Final = 12
 _KEYS: Final = 100
-# The number of refused keys that the log names, and that a look passes over: with a missing right,
-# it may be every key.
+# The number of refused keys that the log names: with a missing right, it may be every key.
 _MOST_REFUSED: Final = 100
 
 
@@ -104,9 +103,7 @@ class QueueLook:
         shards = self._runtime.keyspace.all_shards()
         try:
             for shard in random.sample(shards, min(len(shards), _SHARDS)):
-                # Those that the store refuses stay the first ones.
-                limit = _KEYS + len(self._refused)
-                for key in self._queue.due(shard, limit=limit, timeout=MAX_TIMEOUT):
+                for key in self._queue.due(shard, limit=_KEYS, timeout=MAX_TIMEOUT):
                     self._look_at(key)
         finally:
             # The broker may have lost bindings since: a new connection declares them again.

@@ -433,12 +433,13 @@ def test_a_look_passes_over_a_queue_that_it_can_not_read(
     stage.redis.zrem(due, key)
 
 
-def test_as_many_keys_as_one_look_takes_keep_none_from_the_keys_behind_them(
+def test_more_keys_than_one_look_takes_and_the_log_names_keep_none_from_the_keys_behind_them(
     stage: Stage, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their queues can't be read, so they stay the first ones that are due."""
     monkeypatch.setattr(queue_look, "_KEYS", 2)
-    unreadable = [f"{name}-{number}" for number in range(2)]
+    monkeypatch.setattr(queue_look, "_MOST_REFUSED", 1)
+    unreadable = [f"{name}-{number}" for number in range(5)]
     for each in (*unreadable, name):
         stage.app.early.apply_async((each, 0), queue=name)
         make_due(stage, each)

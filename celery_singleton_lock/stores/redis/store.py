@@ -450,7 +450,7 @@ class RedisStore(Store):
         ]
         if queue_of_calls:
             # The others wake waiting clients alone.
-            commands = [one for one in commands if one[0] in ("ZADD", "ZREM")]
+            commands = [one for one in commands if one[0] in ("ZADD", "ZCOUNT", "ZREM")]
             commands += [
                 ("EXISTS", queue),
                 ("HSET", handoffs, "you", 1),
