@@ -506,7 +506,8 @@ def test_what_a_session_sends_late_to_zookeeper_is_not_kept_for_ever() -> None:
         common = store._ensemble.session(deadline)
         for path in store.buckets:  # else the write would fail for want of one
             common.client.ensure_path(path)
-        session = store._ensemble.session(deadline, 2.0)
+        with store._ensemble.using(2.0, deadline) as session:
+            pass
         connection, away = session.client._connection, [True]
         connect = connection._connect
 
@@ -573,6 +574,39 @@ def test_ttls_of_single_calls_do_not_add_up_to_sessions(zookeeper: ZooKeeperEnse
             ask(store, key, token, ttl=30 + number)
             give(store, key, token)
         assert len(store._ensemble._sessions) <= 9
+
+
+def test_a_session_in_which_a_lease_is_acquired_is_no_spare_one(
+    zookeeper: ZooKeeperEnsemble,
+) -> None:
+    """Another thread acquires a lease while this one looks for a session to end."""
+    key, token = new_key(), new_token()
+    with closing(ZooKeeperStore(zookeeper.url("spare"))) as store:
+        for number in range(7):  # and the common session
+            once = new_token()
+            ask(store, f"{key}-{number}", once, ttl=30 + number)
+            give(store, f"{key}-{number}", once)
+        ensemble = store._ensemble
+        is_used, acquired = ensemble._is_used, threading.Event()
+
+        def acquire() -> None:
+            assert isinstance(ask(store, key, token, ttl=30), Granted)
+            acquired.set()
+
+        other = threading.Thread(target=acquire)
+
+        def looks(session: Any) -> bool:
+            used = is_used(session)
+            if not other.ident:
+                other.start()
+                acquired.wait(0.5)  # it may wait until the session has ended
+            return used
+
+        ensemble._is_used = looks
+        ask(store, f"{key}-more", new_token(), ttl=60)
+        other.join()
+        assert acquired.is_set()
+        assert store.renew([lease_of(key, token, ttl=30)], timeout=TIMEOUT) == [RENEWED]
 
 
 def test_a_fork_has_sessions_of_its_own(zookeeper: ZooKeeperEnsemble) -> None:

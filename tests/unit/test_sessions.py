@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -35,23 +36,30 @@ def test_a_session_whose_threads_could_not_be_started_is_started_by_the_next_cal
     session.close()
 
 
-def test_a_spare_session_that_two_threads_find_is_ended_by_one() -> None:
+def test_spare_sessions_are_ended_once_however_many_threads_find_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     url = StoreUrl.parse(f"zk://127.0.0.1:{free_port()}", port=2181)
     clock = SystemClock()
-    asked: list[Session] = []
+    ended: list[Session] = []
+    close = Session.close
 
-    def is_used(session: Session) -> bool:
-        asked.append(session)
-        if len(asked) == 1:  # the other thread comes now
-            ensemble._close_spare(list(ensemble._sessions.values())[-1])
-        return False
+    def note_end(session: Session) -> None:
+        ended.append(session)
+        close(session)
 
-    ensemble = Ensemble(url, clock, 0, is_used)
-    for ttl in range(10, 19):
-        assert not asked
-        with pytest.raises(StoreUnavailable):  # no server listens there
-            ensemble.session(clock.now(), ttl)
+    monkeypatch.setattr(Session, "close", note_end)
+    ensemble = Ensemble(url, clock, 0, lambda session: False)
+
+    def use(ttl: int) -> None:
+        # No server listens there.
+        with pytest.raises(StoreUnavailable), ensemble.using(ttl, clock.now()):
+            pass
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(use, range(10, 30)))
+    use(30)
     left = list(ensemble._sessions.values())
-    ensemble.close()
-    assert asked
     assert len(left) == 8
+    assert len(ended) == len(set(ended)) == 21 - 8
+    ensemble.close()

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote
@@ -102,21 +103,34 @@ class Ensemble:
         # The server's timestamp of the last write, and when it was acknowledged, on the clock.
         self._stamp: tuple[float, float] | None = None
 
-    def session(self, deadline: float, ttl: float = 0.0) -> Session:
+    def session(self, deadline: float) -> Session:
+        """The common session, for nodes that don't end with a session."""
+        with self.using(0.0, deadline) as session:
+            return session
+
+    @contextmanager
+    def using(self, ttl: float, deadline: float) -> Iterator[Session]:
         """The session that ends ``ttl`` seconds after this process, within the server's limits.
 
-        Without a ttl: the common session, for nodes that don't end with a session.
+        Inside the block it is not ended as a spare one: another thread does not see yet that it has
+        nodes. Without a ttl: the common session, which never ends as a spare one.
         """
-        ttl_ms = round(ttl * 1000)
-        session = self._sessions.get(ttl_ms)
-        if session is None:
-            with self._guard:
-                session = self._sessions.get(ttl_ms)
-                session = session or Session(self._url, ttl or _COMMON_TTL, self._clock)
+        ttl_ms, spare = round(ttl * 1000), []
+        with self._guard:
+            session = self._sessions.get(ttl_ms)
+            if session is None:
+                session = Session(self._url, ttl or _COMMON_TTL, self._clock)
                 self._sessions[ttl_ms] = session
-            self._close_spare(session)
-        session.start(deadline)
-        return session
+                spare = self._pop_spare(session)
+            session.users += 1
+        try:
+            for one in spare:
+                one.close()
+            session.start(deadline)
+            yield session
+        finally:
+            with self._guard:
+                session.users -= 1
 
     def close(self) -> None:
         """End all sessions."""
@@ -200,15 +214,19 @@ class Ensemble:
                 [stat] = session.collect([again], deadline)
             self._note_time(stat)
 
-    def _close_spare(self, newest: Session) -> None:
-        """End unused sessions beyond the maximum, so that ttls of single calls don't add up."""
+    def _pop_spare(self, newest: Session) -> list[Session]:
+        """Remove unused sessions beyond the maximum, so that ttls of single calls don't add up.
+
+        The caller holds the guard, so that no thread begins to use one of them.
+        """
+        spare: list[Session] = []
         for ttl_ms, session in list(self._sessions.items()):
             if len(self._sessions) <= _MAX_SESSIONS:
-                return
-            is_spare = ttl_ms and session is not newest and not self._is_used(session)
-            # If two threads find the same session, only one of them removes and closes it.
-            if is_spare and self._sessions.pop(ttl_ms, None) is session:
-                session.close()
+                break
+            is_used = session is newest or session.users or self._is_used(session)
+            if ttl_ms and not is_used:
+                spare.append(self._sessions.pop(ttl_ms))
+        return spare
 
     def _bucket(self, key: str) -> str:
         """The bucket of ``key``. The slots and claims of a lock, and last runs, share a bucket."""

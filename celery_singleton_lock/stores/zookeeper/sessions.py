@@ -91,10 +91,12 @@ class Session:
         timeout: Seconds without a heartbeat after which the server ends it; the requested value
             until the server has answered.
         client: kazoo's client.
+        users: The number of threads that are writing nodes of this session.
     """
 
     def __init__(self, url: StoreUrl, ttl: float, clock: Clock) -> None:
         self.timeout = ttl
+        self.users = 0
         self._clock = clock
         self._ready = threading.Event()
         self._guard = threading.Lock()

@@ -247,7 +247,12 @@ class ZooKeeperStore(ConsensusStore):
     def _commit(self, view: View, versions: Versions, changes: Changes, deadline: float) -> int:
         """Write ``changes`` if no bucket has changed; the number of the write, or 0."""
         ttl = max((e.ttl for e in changes.values() if e is not None and e.renewed), default=0.0)
-        session = self._ensemble.session(deadline, ttl)
+        with self._ensemble.using(ttl, deadline) as session:
+            return self._commit_in(session, view, versions, changes, deadline)
+
+    def _commit_in(
+        self, session: Session, view: View, versions: Versions, changes: Changes, deadline: float
+    ) -> int:
         buckets = self._ensemble.buckets(view)
         versions = {bucket: number for bucket, number in versions.items() if bucket in buckets}
         notes: dict[Name, Own] = {}
