@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -401,6 +402,35 @@ def test_a_log_handler_that_blocks_delays_no_renewal_in_etcd(etcd: EtcdCluster) 
         observers.flush(30)
         logger.setLevel(level)
         logger.removeHandler(handler)
+
+
+def test_a_resolver_that_blocks_delays_no_renewal_by_the_other_members_of_etcd(
+    etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked on the heartbeat's thread when a connection has ended."""
+    entered, gate, clock, events = threading.Event(), threading.Event(), SystemClock(), Events()
+    resolve = socket.getaddrinfo
+
+    def blocks(host: Any, *rest: Any, **options: Any) -> Any:
+        if host == "localhost" and threading.current_thread() is not threading.main_thread():
+            entered.set()
+            gate.wait()
+        return resolve(host, *rest, **options)
+
+    url = etcd.url("names").replace("127.0.0.1", "localhost", 1)
+    try:
+        with closing(EtcdStore(url)) as store:
+            heartbeat = Heartbeat(store, clock, events)
+            lease = acquire(Locker(store, clock, heartbeat, events), new_key(), 6)
+            monkeypatch.setattr(socket, "getaddrinfo", blocks)
+            store._gateway.close()
+            assert entered.wait(30), "the heartbeat connects again"
+            blocked_at = lease.valid_until
+            wait_until(lambda: lease.valid_until > blocked_at + 6, "further renewals follow")
+            heartbeat.discard(lease)
+            heartbeat.close()
+    finally:
+        gate.set()
 
 
 def test_round_trips_to_etcd(etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> None:

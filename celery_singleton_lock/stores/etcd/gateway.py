@@ -9,16 +9,22 @@ After any exception, also one that another thread raised between send and receiv
 closed and never used again. A connection that was idle for longer than ``MAX_IDLE`` is not used; if
 a process has many, they are closed then (see ``stores.idle_connections``). Under gevent idle
 connections are pooled by native thread, because a socket belongs to the hub of a thread.
+
+The resolver of host names may be waited for without a limit. So a thread that serves others
+(`core.observers`) lets another thread send a request that needs a new connection. Not under gevent
+and eventlet.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import requests
@@ -27,6 +33,7 @@ from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 from ...core import native_threads, observers
 from ...core.clock import Clock
 from ...core.store import ConnectionWatch
+from ...core.threads import within
 from ...errors import StoreError, StoreUnavailable
 from ..idle_connections import MAX_IDLE, IdleSweep
 from ..urls import StoreUrl
@@ -80,6 +87,8 @@ class Gateway:
         self._member = 0  # The index of the member that answered last.
         self._token = ""
         self._idle: dict[tuple[int, str], deque[_Connection]] = {}
+        # By member, the end of the request on another thread that was given up on.
+        self._given_up: dict[str, threading.Event] = {}
         self._sweep = IdleSweep(self.close_old, clock)
         #: What the ends of the connections are reported to; None: nothing.
         self.watch: ConnectionWatch | None = None
@@ -163,9 +172,19 @@ class Gateway:
         headers = {"Authorization": token} if token else {}
         try:
             # stream: the response has the connection until its body is read.
-            response = connection.session.post(
-                member + path, json=body, headers=headers, timeout=timeout, stream=True
+            send = partial(
+                connection.session.post,
+                member + path,
+                json=body,
+                headers=headers,
+                timeout=timeout,
+                stream=True,
             )
+            is_new = connection.sock is None
+            if is_new and observers.serves_others() and not native.is_patched():
+                response = self._sent_elsewhere(member, send, timeout[1])
+            else:
+                response = send()
             sock = getattr(response.raw.connection, "sock", None)
             if response.status_code == requests.codes.ok:
                 reply: Reply = response.json()
@@ -189,6 +208,30 @@ class Gateway:
                 idle.append(connection)
             else:
                 self._close(connection)
+
+    def _sent_elsewhere(self, member: str, send: Callable[[], Any], seconds: float) -> Any:
+        """The result of ``send``, which another thread calls.
+
+        Raises:
+            TimeoutError: There is none in time, or ``member`` has not answered the last one yet.
+        """
+        given_up = self._given_up.get(member)
+        if given_up is not None and not given_up.is_set():
+            raise TimeoutError("the resolver of host names, or the server, is slow")
+        ended = threading.Event()
+
+        def run() -> Any:
+            try:
+                with observers.elsewhere():  # a log handler must not delay this request either
+                    return send()
+            finally:
+                ended.set()
+
+        try:
+            return within(seconds, run)
+        except TimeoutError:
+            self._given_up[member] = ended
+            raise
 
     def _close(self, connection: _Connection) -> None:
         if self.watch is not None and connection.sock is not None:
