@@ -1,22 +1,24 @@
-"""What a Redis that can take no leases now says (LOADING, READONLY, BUSY): it passes."""
+"""What a Redis that can take no leases now says (LOADING, READONLY, BUSY, MISCONF, OOM): it passes."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
 import redis
 
-from celery_singleton_lock.core.store import RENEWED, Granted
-from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.core.lease import Kind
+from celery_singleton_lock.core.store import RENEWED, Granted, MarkerState, Release, ReleaseReply
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.testing.contract import ask, new_key, new_token
-from celery_singleton_lock.testing.contract.steps import lease_of, renew
+from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
+from celery_singleton_lock.testing.contract.steps import LONG, admit, lease_of, mark, new_claim, renew
 from example_project.private_server import PrivateServer, find_binary, free_port
 from tests.harness.busy import busy
+from tests.harness.deliveries import wait_until
 
 from .conftest import program
 
@@ -107,3 +109,74 @@ def test_a_server_that_runs_a_script_for_too_long_is_unavailable_until_the_scrip
         ):
             ask(store, new_key(), new_token())
         assert isinstance(ask(store, new_key(), new_token()), Granted)
+
+
+def _becomes_a_replica(client: Any, server: PrivateServer) -> Callable[[], object]:
+    client.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
+    return lambda: client.execute_command("REPLICAOF", "NO", "ONE")
+
+
+def _can_not_save(client: Any, server: PrivateServer) -> Callable[[], object]:
+    client.config_set("save", "3600 1")
+    (server.directory / "dump.rdb").mkdir()
+    client.bgsave()
+    wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", "it fails")
+    return lambda: client.config_set("stop-writes-on-bgsave-error", "no")
+
+
+def _is_full(client: Any, server: PrivateServer) -> Callable[[], object]:
+    client.config_set("maxmemory", "1")
+    return lambda: client.config_set("maxmemory", "0")
+
+
+def _lacks_replicas(client: Any, server: PrivateServer) -> Callable[[], object]:
+    client.config_set("min-replicas-to-write", "1")
+    return lambda: client.config_set("min-replicas-to-write", "0")
+
+
+def _denies_scripts(client: Any, server: PrivateServer) -> Callable[[], object]:
+    client.execute_command("ACL", "SETUSER", "default", "-eval", "-evalsha", "-set")
+    return lambda: client.execute_command("ACL", "SETUSER", "default", "+@all")
+
+
+@pytest.mark.parametrize(
+    ("refuse", "passes"),
+    [
+        (_becomes_a_replica, True),
+        (_can_not_save, True),
+        (_lacks_replicas, True),
+        (_is_full, False),
+        (_denies_scripts, False),
+    ],
+)
+def test_a_server_that_refuses_writes_grants_loses_and_releases_nothing(
+    private_redis: PrivateServer,
+    refuse: Callable[[Any, PrivateServer], Callable[[], object]],
+    passes: bool,
+) -> None:
+    """A release that it refuses for a time is repeated, as StoreUnavailable says."""
+    with (
+        redis.Redis(port=private_redis.port) as client,
+        closing(RedisStore(private_redis.url())) as store,
+    ):
+        key, token, (free, claim), other = new_key(), new_token(), new_claim(), new_token()
+        lease = lease_of(key, token)
+        assert isinstance(ask(store, key, token), Granted)
+        reserve = Release(keys=(key,), token=token, become=Kind.COOLING, become_ttl=LONG)
+        requests: list[Callable[[], object]] = [
+            lambda: ask(store, free, other),
+            lambda: admit(store, claim, other),
+            lambda: store.release(reserve, timeout=TIMEOUT),
+            lambda: mark(store, key, token, MarkerState.DONE),
+        ]
+        relent = refuse(client, private_redis)
+        for request in requests:
+            with pytest.raises(StoreError) as caught:
+                request()
+            assert isinstance(caught.value, StoreUnavailable) is passes, caught.value
+        with suppress(StoreError):  # PEXPIRE needs no memory
+            assert renew(store, [lease]) == [RENEWED]
+        relent()
+        assert renew(store, [lease]) == [RENEWED]
+        assert isinstance(ask(store, free, new_token()), Granted)
+        assert store.release(reserve, timeout=TIMEOUT) is ReleaseReply.OURS

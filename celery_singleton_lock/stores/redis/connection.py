@@ -78,8 +78,8 @@ _NO_PASSWORD: Final = ("without any password configured", "no password is set")
 # CLUSTERDOWN and MASTERDOWN end with a failover. TRYAGAIN ends with the migration of a slot.
 _TEMPORARY: Final = (redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError)
 # Other temporary errors: a script has blocked the server for longer than its busy-reply-threshold,
-# and too few replicas are connected.
-_TEMPORARY_CODES: Final = ("BUSY ", "NOREPLICAS ")
+# too few replicas are connected, and the server could not save its data.
+_TEMPORARY_CODES: Final = ("BUSY ", "NOREPLICAS ", "MISCONF ")
 # Seconds after which an idle connection is checked before use. A command sent on a connection that
 # the server has closed gets no reply, so it is unknown whether a release was executed or the lease
 # was lost with the server. The check costs a system call. A task with an empty body releases sooner
