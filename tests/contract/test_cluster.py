@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
+import redis
 
 from celery_singleton_lock.core.call_queue import Place
 from celery_singleton_lock.core.clock import SystemClock
@@ -55,6 +57,9 @@ pytestmark = pytest.mark.slow
 
 SPACE = Keyspace("spread", 256)
 NUMBERS = iter(range(1_000_000))
+
+# Seconds for a reply of a node that has no majority.
+PATIENCE = 2.0
 
 slow = pytest.mark.slow
 
@@ -296,7 +301,64 @@ def test_calls_of_a_queue_whose_slot_is_half_moved_keep_their_order_and_none_is_
     move_back(cluster, slot, target, source)
 
 
+@slow
+def test_leases_of_a_slot_that_is_half_moved_are_released_when_it_has_moved(
+    store: ClusterStore, cluster: Cluster
+) -> None:
+    source, target, _ = cluster.masters()
+    key = key_on(cluster, source)
+    slots = Keyspace.slots(key, 2)
+    token = take(store, key)
+    marked = Release(keys=(key,), token=token, marker=MarkerState.DONE, marker_ttl=TIMEOUT)
+    cluster.begin_to_move(slot_of(key), source, target)
+    try:
+        with pytest.raises(StoreUnavailable):
+            store.release(marked, timeout=TIMEOUT)
+        cluster.move_keys([key], source, target)
+        with pytest.raises(StoreUnavailable):
+            ask(store, slots[1], new_token())
+        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
+    finally:
+        rest = cluster.keys_in(slot_of(key), source)
+        if rest:
+            cluster.move_keys(rest, source, target)
+        cluster.end_move(slot_of(key), target)
+    assert store.release(marked, timeout=TIMEOUT) is ReleaseReply.OURS
+    move_back(cluster, slot_of(key), target, source)
+
+
 # --- nodes that are away -------------------------------------------------------------------------
+
+
+@slow
+def test_a_node_without_the_majority_grants_loses_and_releases_nothing() -> None:
+    """It replies CLUSTERDOWN."""
+    with Cluster() as cluster, closing(ClusterStore(cluster.url)) as store:
+        first, *others = cluster.masters()
+        key, free = key_on(cluster, first), key_on(cluster, first)
+        token = take(store, key)
+        lease, release = lease_of(key, token), Release(keys=(key,), token=token)
+        with redis.Redis(port=first.port) as raw:
+            client: Any = raw
+            for other in others:
+                other.pause()
+            try:
+                wait_until(lambda: client.cluster("INFO")["cluster_state"] == "fail", "it is alone")
+                acquire = Acquire(slots=(free,), token=new_token(), holder=lease.holder, ttl=60.0)
+                for request in (
+                    lambda: store.acquire(acquire, timeout=PATIENCE),
+                    lambda: store.renew([lease], timeout=PATIENCE),
+                    lambda: store.release(release, timeout=PATIENCE),
+                ):
+                    with pytest.raises(StoreUnavailable):
+                        request()
+            finally:
+                for other in others:
+                    other.resume()
+            wait_until(lambda: client.cluster("INFO")["cluster_state"] == "ok", "it is not alone")
+        assert store.renew([lease], timeout=TIMEOUT) == [RENEWED]
+        assert store.release(release, timeout=TIMEOUT) is ReleaseReply.OURS
+        assert isinstance(ask(store, free, new_token()), Granted)
 
 
 @slow

@@ -1,4 +1,4 @@
-"""What a Redis that can take no leases now says (LOADING, READONLY, BUSY, MISCONF, OOM): it passes."""
+"""What a Redis that takes no leases now says (LOADING, READONLY, BUSY, MISCONF): it passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from celery_singleton_lock.core.store import RENEWED, Granted, MarkerState, Rele
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
-from celery_singleton_lock.testing.contract.steps import LONG, admit, lease_of, mark, new_claim, renew
+from celery_singleton_lock.testing.contract.steps import (
+    LONG,
+    admit,
+    lease_of,
+    mark,
+    new_claim,
+    renew,
+)
 from example_project.private_server import PrivateServer, find_binary, free_port
 from tests.harness.busy import busy
 from tests.harness.deliveries import wait_until
