@@ -32,8 +32,8 @@ from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from ...core import native_threads, observers
 from ...core.clock import Clock
+from ...core.executor import within
 from ...core.store import ConnectionWatch
-from ...core.threads import within
 from ...errors import StoreError, StoreUnavailable
 from ..idle_connections import MAX_IDLE, IdleSweep
 from ..urls import StoreUrl
@@ -181,7 +181,7 @@ class Gateway:
                 stream=True,
             )
             is_new = connection.sock is None
-            if is_new and observers.serves_others() and not native.is_patched():
+            if is_new and observers.serves_others() and not native_threads.is_patched():
                 response = self._sent_elsewhere(member, send, timeout[1])
             else:
                 response = send()
