@@ -14,11 +14,12 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, FrameType
 from typing import Any
 
-#: Raises an exception in one greenlet if the condition holds when its hub runs the request.
-Throw = Callable[[type[BaseException], Callable[[], bool]], None]
+#: Raises an exception in one greenlet. The function returns it, or None, when the greenlet's hub
+#: runs the request; it is called with the innermost frame of the greenlet.
+Throw = Callable[[Callable[[FrameType | None], type[BaseException] | None]], None]
 
 
 def _patched_by() -> str:
@@ -92,8 +93,12 @@ def greenlet_thrower() -> Throw:
     call_soon = _hub_caller()
     current = sys.modules[_patched_by()].getcurrent()
 
-    def throw(exception: type[BaseException], condition: Callable[[], bool]) -> None:
-        call_soon(lambda: condition() and current.throw(exception))
+    def throw(decide: Callable[[FrameType | None], type[BaseException] | None]) -> None:
+        def throw_on_hub() -> None:
+            if (exception := decide(current.gr_frame)) is not None:
+                current.throw(exception)
+
+        call_soon(throw_on_hub)
 
     return throw
 

@@ -3,18 +3,21 @@ cancels it. What becomes of the task then is decided in `run` (``TaskRun._interr
 
 Guarantees
     ``LeaseInterrupt`` is raised only between the first and the last instruction of the body that is
-    interrupted. ``except Exception`` in the body does not catch it.
+    interrupted. ``except Exception`` in the body does not catch it. It ends an event loop of
+    asyncio that the body runs, and all tasks of that loop are cancelled.
 
 Non-guarantees
-    A C call that does not return, a greenlet that never yields and a body that catches
-    BaseException are not interrupted. They can read ``current_lease().lost``. So can an event loop
-    of asyncio, which may take the exception for the end of one of its tasks, and go on.
+    A C call that does not return, a greenlet that never yields, and a body or a coroutine that
+    catches BaseException are not interrupted. They can read ``current_lease().lost``. So can what
+    runs in threads that the body has started.
 
 Mechanism, by the thread that runs the body::
 
     main thread (prefork, solo)  a signal ends sleep, recv and lock waits; its handler raises if
                                  the body is still inside; the signal is sent until it is observed
     other thread (threads pool)  an asynchronous exception; a blocking call returns first
+    either, in an event loop     a callback of the loop raises, between two steps of its tasks. A
+                                 coroutine that does not yield is interrupted as above, after 0.3 s
     greenlet (gevent, eventlet)  its hub throws the exception when the greenlet waits or yields.
                                  There, a signal could interrupt the hub, and an asynchronous
                                  exception would be raised in the greenlet that is running
@@ -32,19 +35,26 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..core import native_threads
 from ..core.clock import SystemClock
 from ..errors import LeaseLost
 
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
 _R = TypeVar("_R")
 
-# Seconds until an unobserved signal is sent again; doubled each time, up to the second number.
+# Seconds until an unobserved interrupt is sent again; doubled each time, up to the second number.
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 1.0
+
+# How often an event loop is asked to call back (for 0.31 s) before its coroutine is interrupted.
+_MOST_REQUESTS: Final = 5
 
 # Celery uses SIGUSR1 (soft time limit) and SIGUSR2 (debugger). docs/how-to/pools.md says which
 # software was examined. SIGRTMIN is above the signals that the C library reserves. macOS has no
@@ -60,6 +70,14 @@ class LeaseInterrupt(BaseException):
     """
 
 
+class LoopInterrupt(LeaseInterrupt, SystemExit):
+    """The LeaseInterrupt of a body that runs an event loop.
+
+    Asyncio and uvloop let a SystemExit end the loop. Of any other exception they take note as the
+    end of the one task or callback that raised it, and go on.
+    """
+
+
 class _Disarmed(BaseException):
     """Replaces a LeaseInterrupt that came too late; never leaves this module."""
 
@@ -70,6 +88,7 @@ class Body:
     fired = False
     _inside = False
     _observed = False
+    _requests = 0  # to an event loop
     _on_main = False
     _guard: Any = None  # the lock for asynchronous exceptions
     _throw: Any = None
@@ -120,19 +139,15 @@ class Body:
             _interrupted.add(self)
             # A body that ended takes no care of this set: it may end before it was added.
             _interrupted.difference_update([body for body in [*_interrupted] if not body._inside])
-        if self._guard:
-            with self._guard:
-                self.fired = True
-                if self._inside:
-                    _set_async_exception(self._thread, LeaseInterrupt)
-            return
         self.fired = True
-        if not self._inside:
+        if self._throw is not None:
+            if self._inside:
+                self._throw(self._decide)
             return
-        if self._on_main:
+        if self._guard:
+            self._raise_on_thread()
+        if self._inside and not self._observed:
             native_threads.start_new_thread(self._send_until_observed, "singleton-interrupt")
-        else:
-            self._throw(LeaseInterrupt, self._observe)
 
     def _send_until_observed(self) -> None:
         # One signal is not enough. If it arrives between Python's last check and a blocking system
@@ -141,9 +156,68 @@ class Body:
         # (2 of 1000 sleeps were not interrupted on a busy machine).
         clock, pause = SystemClock(), _FIRST_PAUSE
         while self._inside and not self._observed:
-            signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+            if self._guard:
+                self._raise_on_thread()
+            else:
+                signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
             clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _raise_on_thread(self) -> None:
+        """Interrupt a body on another thread than the main one. Called on any thread."""
+        with self._guard:
+            loop = _running_loop(sys._current_frames().get(self._thread), self)
+            if (loop is None or not self._request(loop)) and self._observe():
+                _set_async_exception(self._thread, LoopInterrupt if loop else LeaseInterrupt)
+
+    def raise_on_main(self, frame: FrameType | None) -> None:
+        """Interrupt a body on the main thread. Called by the signal handler.
+
+        Args:
+            frame: The frame that the signal interrupted.
+        """
+        loop = _running_loop(frame, self) if self.fired else None
+        if loop is None:
+            if self._observe():
+                raise LeaseInterrupt
+        elif not self._request(loop):
+            self._leave(loop)
+
+    def _decide(self, frame: FrameType | None) -> type[LeaseInterrupt] | None:
+        """What to raise now in a body in a greenlet, which waits. Called by its hub."""
+        if not self._observe():
+            return None
+        return LoopInterrupt if _running_loop(frame, self) else LeaseInterrupt
+
+    def _request(self, loop: AbstractEventLoop) -> bool:
+        """Have ``loop`` interrupt the body between two steps of its tasks.
+
+        An exception that is raised in a step, or in asyncio's own code, may lose the wake-up of a
+        task, for whose end ``asyncio.run`` then waits forever (2 to 11 of 200 busy loops).
+
+        Returns:
+            False: it has had time enough. A coroutine that does not yield keeps it from that.
+        """
+        if self._requests == _MOST_REQUESTS:
+            return False
+        self._requests += 1
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(self._leave, loop)
+        return True
+
+    def _leave(self, loop: AbstractEventLoop) -> None:
+        """End ``loop``. Called on the body's thread, by the loop or the signal handler."""
+        if not self._observe():
+            return
+        import asyncio
+
+        try:
+            # asyncio.run() does this too. A loop of the application's own may run again, with the
+            # tasks of this body.
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+        finally:
+            raise LoopInterrupt
 
     def was_swallowed(self) -> None:
         """Interrupt the body again, soon. Called on its thread, by the hook for lost exceptions."""
@@ -152,11 +226,8 @@ class Body:
 
     def _interrupt_again(self) -> None:
         SystemClock().sleep(_FIRST_PAUSE)  # until the hook has returned
-        if self._guard:
-            self.interrupt()
-        else:
-            self._observed = False
-            self._send_until_observed()
+        self._observed = False
+        self._send_until_observed()
 
     def _disarm(self) -> None:
         # The exception may be set but not raised yet. It must not be raised in Celery's code after
@@ -172,7 +243,7 @@ class Body:
             pass
 
     def _observe(self) -> bool:
-        """Whether to raise in this body. Called by the signal handler or the hub.
+        """Whether to raise in this body now.
 
         True only once, so that the body's cleanup is not interrupted.
         """
@@ -191,8 +262,8 @@ _interrupted: set[Body] = set()
 
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:
-    if any(body._observe() for body in _on_main_thread):
-        raise LeaseInterrupt
+    for body in _on_main_thread:
+        body.raise_on_main(frame)
 
 
 @cache
@@ -201,7 +272,7 @@ def _catch_unraisable() -> None:
     former = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs, /) -> None:
-        if unraisable.exc_type is not LeaseInterrupt:
+        if not issubclass(unraisable.exc_type, LeaseInterrupt):
             former(unraisable)
             return
         ident = threading.get_ident()
@@ -210,6 +281,31 @@ def _catch_unraisable() -> None:
                 body.was_swallowed()
 
     sys.unraisablehook = hook
+
+
+def _running_loop(frame: FrameType | None, body: Body) -> AbstractEventLoop | None:
+    """The event loop that ``body`` runs; None: it runs none.
+
+    Only the thread of a loop can ask asyncio for it, so it is looked up on the stack. uvloop has no
+    frames there, but the runner that runs it has.
+
+    Args:
+        frame: The innermost frame of the body's thread.
+    """
+    asyncio: Any = sys.modules.get("asyncio")
+    if not hasattr(asyncio, "Runner"):
+        return None  # it is not imported, or not completely
+    while frame is not None:
+        if frame.f_code.co_name in ("run", "run_forever"):
+            owner = frame.f_locals.get("self")
+            if owner is body:
+                return None  # a loop further out is that of an outer body
+            # get_loop() would create one, on this thread.
+            loop = owner._loop if isinstance(owner, asyncio.Runner) else owner
+            if isinstance(loop, asyncio.AbstractEventLoop):
+                return loop  # type: ignore[no-any-return]
+        frame = frame.f_back
+    return None
 
 
 def _set_async_exception(ident: int, kind: type[BaseException]) -> None:

@@ -8,6 +8,7 @@ dead child's key).
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -93,6 +94,28 @@ def wait_for_loss(seconds: float) -> None:
         time.sleep(0.02)
 
 
+async def compute(seconds: float) -> None:
+    """Loops between two awaits, so that an interruption meets it there. Cleaning up awaits, too."""
+    deadline = time.monotonic() + seconds
+    try:
+        while time.monotonic() < deadline:
+            loop(0.01)
+            await asyncio.sleep(0)
+    finally:
+        await asyncio.sleep(0.01)
+        Journal.from_env().note("cleaned up")
+
+
+def event_loop(seconds: float) -> None:
+    """Several asyncio tasks, under a lock of their own. The end of one does not end the others."""
+
+    async def main() -> None:
+        async with hold("event-loop", scope="held", ttl=60, app=app):
+            await asyncio.wait([asyncio.create_task(compute(seconds)) for _ in range(3)])
+
+    asyncio.run(main())
+
+
 def until_notified(seconds: float) -> None:
     """Work until the test notes "go on"."""
     deadline = time.monotonic() + seconds
@@ -120,7 +143,7 @@ def stubborn(seconds: float) -> None:
 
 WAYS: dict[str, Callable[[float], None]] = {
     way.__name__: way
-    for way in (sleep, read, loop, swallow, wait_for_loss, until_notified, stubborn)
+    for way in (sleep, read, loop, swallow, event_loop, wait_for_loss, until_notified, stubborn)
 }
 
 

@@ -18,7 +18,7 @@ from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason, Record, Token
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import RedisBroker, reported, wait_until
-from tests.harness.journal import Journal, Run
+from tests.harness.journal import Journal, Run, events
 from tests.harness.keys import Keys
 from tests.harness.worker import CeleryWorker
 
@@ -239,6 +239,28 @@ def test_a_replaced_lease_ends_its_body_within_a_heartbeat_whatever_it_does(
     # The pool is as good as new. A key each: one is free again a moment after its result is there.
     ends = [loss.early.delay(f"k{n}", "sleep", 0).get(timeout=30)["lost"] for n in range(8)]
     assert ends == [False] * 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_replaced_lease_ends_the_event_loop_of_its_body_with_all_its_tasks(
+    pool: str, worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
+) -> None:
+    process = worker(LOSS, pool=pool)
+    result = loss.early.delay("k", "event_loop", 60)
+    journal.wait_for_starts(key="k")
+    with replaced(loss, keys, "k"), pytest.raises(LeaseLost, match="replaced"):
+        result.get(timeout=30)  # half of what its tasks take
+    assert result.state == "FAILURE"
+    [run] = journal.runs("k")
+    assert run.error == "LoopInterrupt"
+    cleaned = [note for note in events(journal.records(), "note") if note.at < run.end]
+    assert [note.data["text"] for note in cleaned] == ["cleaned up"] * 3
+    process.wait_for_event(EventName.LEASE_LOST, reason="replaced", action="interrupted,failed")
+    # The pool is as good as new, and the lock of the first loop is free. A key each: one is free
+    # again a moment after its result is there.
+    ends = [loss.early.delay(f"k{n}", "event_loop", 0).get(timeout=30)["lost"] for n in range(4)]
+    assert ends == [False] * 4
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import random
@@ -408,6 +409,208 @@ def test_nothing_strikes_after_the_body_on_another_thread() -> None:
     assert left > 20
 
 
+# Event loops. Asyncio takes most exceptions for the end of the one task that raised them.
+
+#: The asyncio tasks of a body, beside its main one.
+TASKS = 3
+
+
+class Loop:
+    """A body that runs several asyncio tasks, and what has become of them."""
+
+    def __init__(self, step: Callable[[], None], group: str) -> None:
+        self.started = threading.Event()
+        self.cleaned = 0
+        self._step, self._group = step, group
+
+    async def _work(self) -> None:
+        try:
+            end = time.monotonic() + LONG
+            while time.monotonic() < end:
+                self._step()
+                self.started.set()
+                await asyncio.sleep(0)
+        finally:
+            await asyncio.sleep(0.01)
+            self.cleaned += 1
+
+    async def main(self) -> None:
+        if self._group == "TaskGroup":
+            async with asyncio.TaskGroup() as group:
+                for _ in range(TASKS):
+                    group.create_task(self._work())
+        elif self._group == "gather":
+            await asyncio.gather(*[self._work() for _ in range(TASKS)], return_exceptions=True)
+        else:
+            await asyncio.wait([asyncio.create_task(self._work()) for _ in range(TASKS)])
+
+
+def interrupted_on(thread: str, function: Callable[[], Any], started: threading.Event) -> Any:
+    """The exception, or the result, of a body on that thread which is interrupted once started."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        body = Body()
+        interrupting = interrupted_once_started(body, started)
+        try:
+            outcome.append(body.run(function))
+        except BaseException as exc:
+            outcome.append(exc)
+        interrupting.join()
+
+    if thread == "main":
+        run()
+    else:
+        other = threading.Thread(target=run)
+        other.start()
+        other.join()
+    return outcome[0]
+
+
+ON_ANY_THREAD = pytest.mark.parametrize("thread", ["main", "other"])
+
+
+@ON_ANY_THREAD
+@pytest.mark.parametrize("group", ["wait", "gather", "TaskGroup"])
+@pytest.mark.parametrize("step", [lambda: None, lambda: spin(0.01)], ids=["waits", "computes"])
+def test_an_event_loop_is_ended_with_all_its_tasks(
+    thread: str, group: str, step: Callable[[], None]
+) -> None:
+    loop = Loop(step, group)
+    before = time.monotonic()
+    outcome = interrupted_on(thread, lambda: asyncio.run(loop.main()), loop.started)
+    assert isinstance(outcome, LeaseInterrupt)
+    assert time.monotonic() - before < LONG / 2
+    # A group cancels its tasks again while they clean up.
+    assert group == "TaskGroup" or loop.cleaned == TASKS
+
+
+@ON_ANY_THREAD
+def test_a_coroutine_that_does_not_yield_ends_its_event_loop(thread: str) -> None:
+    started, cancelled = threading.Event(), []
+
+    async def other() -> None:
+        try:
+            await asyncio.sleep(LONG)
+        except asyncio.CancelledError:
+            cancelled.append(1)
+
+    async def never_yields() -> None:
+        loop(started)
+
+    async def main() -> None:
+        await asyncio.wait([asyncio.create_task(task) for task in (other(), never_yields())])
+
+    before = time.monotonic()
+    outcome = interrupted_on(thread, lambda: asyncio.run(main()), started)
+    assert isinstance(outcome, LeaseInterrupt)
+    assert time.monotonic() - before < LONG / 2
+    assert cancelled
+
+
+@ON_ANY_THREAD
+def test_the_tasks_of_an_event_loop_that_runs_again_do_not_go_on(thread: str) -> None:
+    """As in an app that has one event loop for all its bodies."""
+    event_loop, first = asyncio.new_event_loop(), Loop(lambda: None, "wait")
+    try:
+        outcome = interrupted_on(
+            thread, lambda: event_loop.run_until_complete(first.main()), first.started
+        )
+        assert isinstance(outcome, LeaseInterrupt)
+        before = time.monotonic()
+        left = asyncio.all_tasks(event_loop)
+        event_loop.run_until_complete(asyncio.wait(left))
+        assert time.monotonic() - before < LONG / 2
+        assert first.cleaned == TASKS
+        assert all(task.cancelled() for task in left)
+    finally:
+        event_loop.close()
+
+
+@ON_ANY_THREAD
+def test_an_inner_body_is_ended_in_the_event_loop_of_an_outer_one_which_goes_on(
+    thread: str,
+) -> None:
+    inner_started, started = threading.Event(), threading.Event()
+    started.set()
+
+    async def main() -> str:
+        inner = Body()
+        interrupting = interrupted_once_started(inner, inner_started)
+        with pytest.raises(LeaseInterrupt):
+            inner.run(lambda: loop(inner_started))
+        interrupting.join()
+        await asyncio.sleep(0.01)
+        return "went on"
+
+    outcome: list[Any] = []
+    run = lambda: outcome.append(Body().run(lambda: asyncio.run(main())))  # noqa: E731
+    if thread == "main":
+        run()
+    else:
+        other = threading.Thread(target=run)
+        other.start()
+        other.join()
+    assert outcome == ["went on"]
+
+
+@ON_ANY_THREAD
+def test_an_outer_body_is_ended_whose_event_loop_runs_an_inner_one(thread: str) -> None:
+    started = threading.Event()
+
+    async def main() -> None:
+        Body().run(lambda: loop(started))
+
+    before = time.monotonic()
+    outcome = interrupted_on(thread, lambda: asyncio.run(main()), started)
+    assert isinstance(outcome, LeaseInterrupt)
+    assert time.monotonic() - before < LONG / 2
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # those of asyncio.run()
+def test_wherever_the_signal_strikes_an_event_loop_it_ends_the_body() -> None:
+    """At each line of asyncio's own code, where an exception may lose the wake-up of a task."""
+
+    async def main() -> None:
+        await asyncio.gather(asyncio.sleep(0), asyncio.sleep(0))
+
+    def run_a_loop() -> None:
+        asyncio.run(main())
+        signal.raise_signal(interrupt_module._SIGNAL)  # it is sent until the body has ended
+
+    Body().run(lambda: None)  # installs the handler: the signal's default is to kill
+    endings: list[bool] = []
+    for line in range(10_000):
+        body, left = Body(), iter(range(line))
+
+        def trace(
+            frame: FrameType, event: str, arg: Any, body: Body = body, left: Any = left
+        ) -> Any:
+            if frame.f_globals.get("__name__") not in ("asyncio.base_events", "asyncio.events"):
+                return None
+            runs = event == "line" and asyncio._get_running_loop() is not None
+            if runs and next(left, None) is None and not body.fired:
+                body.fired = True
+                signal.raise_signal(interrupt_module._SIGNAL)
+            return trace
+
+        previous = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            body.run(run_a_loop)
+            ended = False
+        except LeaseInterrupt:
+            ended = True
+        finally:
+            sys.settrace(previous)
+        if not body.fired:
+            break  # the last line is behind us
+        endings.append(ended)
+    assert not body.fired
+    assert len(endings) > 100
+    assert all(endings)
+
+
 # Greenlets.
 
 LIBRARIES = {
@@ -558,6 +761,34 @@ for name, wait in waits.items():
         "for a socket ended",
         "between calculations ended",
     ]
+
+
+def test_an_event_loop_in_a_greenlet_is_ended_with_all_its_tasks(
+    green: Callable[[str], str],
+) -> None:
+    code = f"""
+import asyncio, logging
+logging.getLogger("asyncio").disabled = True  # it reports the end of the task that is interrupted
+def work():
+    body, started, cleaned = Body(), [], []
+    async def wait():
+        try:
+            end = time.monotonic() + {LONG}
+            while time.monotonic() < end:
+                started.append(1)
+                time.sleep(0.01)  # the greenlet waits here, and asyncio does not know
+                await asyncio.sleep(0)
+        finally:
+            cleaned.append(1)
+    async def main():
+        await asyncio.wait([asyncio.create_task(wait()) for _ in range({TASKS})])
+    interrupt_natively(body, at=lambda: len(started) > {TASKS})
+    before = time.monotonic()
+    result = ended(body, lambda: asyncio.run(main()))
+    return result, len(cleaned), time.monotonic() - before < {LONG} / 2
+print(*join(spawn(work)))
+"""
+    assert green(code) == f"ended {TASKS} True\n"
 
 
 def test_a_body_in_the_main_greenlet_is_ended_too(green: Callable[[str], str]) -> None:
