@@ -47,7 +47,7 @@ OF_OTHERS: Final[Mapping[str, frozenset[str]]] = {
         {"_connect", "_connection", "_invoke", "_socket"}
     ),
     "task/hold.py": frozenset({"_get_running_loop"}),  # asyncio
-    "task/interrupt.py": frozenset({"_signal"}),  # CPython
+    "task/interrupt.py": frozenset({"_current_frames", "_loop", "_signal"}),  # CPython, asyncio
 }
 # The packages whose private names, or undocumented parts of whose classes, are used.
 BOUNDED: Final = frozenset({"celery", "celery-redbeat", "django-celery-beat", "kazoo", "redis"})

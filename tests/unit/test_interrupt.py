@@ -985,3 +985,11 @@ def test_a_body_that_ends_while_it_is_interrupted_is_not_kept(
     thread.join()
     Body().interrupt()
     assert not interrupt_module._interrupted
+
+
+def test_a_runner_has_its_loop_where_it_is_looked_for() -> None:
+    """Above uvloop, which has no frames of its own."""
+    runner = asyncio.Runner()
+    assert vars(runner)["_loop"] is None
+    with runner:
+        assert vars(runner)["_loop"] is runner.get_loop()

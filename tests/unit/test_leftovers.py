@@ -48,6 +48,9 @@ def test_leaves_listening_socket():
 def test_leaves_file():
     kept.append(open(os.devnull))
 
+def test_uses_celerys_own_fixture(celery_app):
+    pass
+
 def test_shares_a_task():
     @celery.shared_task(name="sync")
     def sync(): ...
