@@ -110,7 +110,7 @@ class StoreQueue:
         self._unanswered: deque[_Waiting] = deque()
         self._retry_at = 0.0
         self._closed = False
-        #: Whether the store has left a request without a reply, and not carried out all since.
+        #: Whether the store has left a request without a reply, and not answered it since.
         self.is_silent = False
         #: Entered by the thread while it is inside the store's client. A fork may wait for it.
         self.guard: AbstractContextManager[object] = nullcontext()
@@ -223,17 +223,16 @@ class StoreQueue:
             except StoreError as exc:
                 waiting.failed(exc, self._clock.now())
                 self._retry_at = self._clock.now() + _PAUSE
-                self.is_silent = self.is_silent or isinstance(exc, StoreUnavailable)
                 self._unanswered.append(waiting)  # first: it must never be missing
                 self._take(queue, waiting)
-                return
+                break
             except Exception as exc:
                 logger.exception("singleton: a request to the store failed; it is not repeated")
                 self._give_up(queue, waiting, exc)
             else:
                 self._take(queue, waiting)
-        if self.is_silent and self.is_empty:
-            self.is_silent = False
+        # A store that refuses a request has answered it.
+        self.is_silent = any(isinstance(one.why, StoreUnavailable) for one in [*self._unanswered])
 
     def _give_up_overdue(self) -> None:
         now = self._clock.now()

@@ -119,6 +119,19 @@ def test_a_request_that_the_store_refuses_is_sent_again_for_ten_minutes(bench: B
     assert (len(asked), bench.queue.is_empty) == (4, True)
 
 
+def test_a_store_that_refuses_a_request_after_an_outage_is_not_silent(bench: Bench) -> None:
+    errors: list[StoreError] = [StoreUnavailable("away"), StoreError("the store refuses")]
+
+    def send(store: Any) -> None:
+        raise errors.pop(0)
+
+    bench.queue.ask(send, 7200.0, bench.given_up.append)
+    assert bench.queue.is_silent
+    bench.clock.advance(1.0)
+    bench.queue.catch_up()
+    assert (bench.queue.is_silent, bench.queue.is_empty) == (False, False)
+
+
 def test_the_main_thread_waits_for_an_unresponsive_store_once(
     bench: Bench,
 ) -> None:
