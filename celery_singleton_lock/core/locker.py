@@ -3,14 +3,15 @@
 Overview
     The locker notes each lease for the worker's parent, acquires it, and registers it with the
     heartbeat. A release ends the renewal first. It waits for the reply, or leaves the reply to a
-    later request of the process (`Store.release_async`). A release without a reply is passed to the
-    `StoreQueue`, which repeats it. `lease_end` reports what the reply says about the lease.
+    later request of the process (`Store.release_async`). A release without a reply, or that the
+    store refuses, is passed to the `StoreQueue`, which repeats it. `lease_end` reports what the
+    reply says about the lease.
 
 Guarantees
     A lease that is returned was granted to its token, is registered with the heartbeat, and its
     ``valid_until`` lies before the store's expiry. An acquire whose outcome is unknown is released
-    by token, whatever the exception. A release never raises. It is repeated until the store answers
-    it, while this process lives and the lease or the marker that it writes could exist in the
+    by token, whatever the exception. A release never raises. It is repeated until the store carries
+    it out, while this process lives and the lease or the marker that it writes could exist in the
     store. A refused client looks once whether the holder's process is proven dead (`process`); then
     it frees that lease and asks again.
 
@@ -210,7 +211,7 @@ class Locker:
         """Release ``lease`` by ``request``. Never raises.
 
         Returns:
-            None if the store refused, or didn't answer: then the release is repeated.
+            None if the store refused, or didn't answer: the release is repeated.
         """
         if lease.process != os.getpid():
             return None  # a forked child leaves the block; its parent holds the lease
@@ -303,7 +304,7 @@ class Locker:
                 self._strike(lease.token)
 
     def _repeat(self, lease: Lease, request: Release, error: StoreError, resent: bool) -> None:
-        """Let the queue repeat a release that got no reply; report one that the store refuses.
+        """Let the queue repeat a release that the store did not carry out.
 
         Args:
             lease: The lease.
@@ -332,10 +333,7 @@ class Locker:
             finally:
                 self._strike(lease.token)
 
-        if not isinstance(error, StoreUnavailable):
-            give_up(error)
-            return
-        resent |= error.was_sent
+        resent |= isinstance(error, StoreUnavailable) and error.was_sent
         # The key, or the marker that the release writes, could exist for so long.
         longest = max(lease.ttl, request.marker_ttl if request.marker else 0.0)
         if refusal := self.queue.put(again, longest, give_up, error=error):

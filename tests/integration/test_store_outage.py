@@ -161,10 +161,16 @@ def test_a_result_stands_though_the_store_is_down_at_the_release(
 
 @contextmanager
 def away(server: PrivateServer, outage: str) -> Iterator[None]:
-    """The store does not answer, or answers BUSY."""
+    """The store does not answer, answers BUSY, or refuses scripts: its user has lost the right."""
     if outage == "busy":
         with busy(lambda: redis.Redis(port=server.port)):
             yield
+        return
+    if outage == "no rights":
+        with redis.Redis(port=server.port) as admin:
+            admin.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")
+            yield
+            admin.execute_command("ACL", "SETUSER", "default", "+evalsha", "+eval")
         return
     server.pause()
     try:
@@ -177,6 +183,7 @@ def away(server: PrivateServer, outage: str) -> Iterator[None]:
     ("outage", "pool"),
     [
         ("stopped", "prefork"),
+        ("no rights", "prefork"),
         pytest.param("busy", "prefork", marks=pytest.mark.slow),
         pytest.param("stopped", "threads", marks=pytest.mark.slow),
         pytest.param("stopped", "solo", marks=pytest.mark.slow),

@@ -512,24 +512,44 @@ def test_a_release_that_is_left_when_the_process_ends_fails(bench: Bench) -> Non
     assert bench.events[-1].data["frees_in"] == pytest.approx(5, abs=0.1)
 
 
-def test_a_release_that_the_store_refuses_is_reported_and_never_raises(bench: Bench) -> None:
+def test_a_release_that_the_store_refuses_is_repeated(bench: Bench) -> None:
     lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
-    bench.store.cues["release"] = [(False, StoreError("read-only"))]
+    bench.store.cues["release"] = [(False, StoreError("read-only"))] * 2
     assert bench.locker.release(lease, give(lease)) is None
-    assert bench.names() == ["acquire", "release"]
+    for _ in range(2):
+        bench.clock.advance(1.0)
+        bench.locker.queue.catch_up()
+    assert bench.nothing_is_held()
+    assert [(event.name, event.data.get("action")) for event in bench.events[1:]] == [
+        (EventName.STORE_UNREACHABLE, "released-later"),
+        (EventName.STORE_BACK, None),
+        (EventName.RELEASED, None),
+    ]
+    assert bench.events[1].data["error"] == "read-only"
+
+
+def test_a_release_that_the_store_refuses_for_the_whole_ttl_fails(bench: Bench) -> None:
+    lease = bench.locker.acquire(request())
+    assert isinstance(lease, Lease)
+    bench.store.cues["release"] = [(False, StoreError("read-only"))] * 100
+    bench.locker.release(lease, give(lease))
+    bench.clock.advance(lease.ttl)
+    bench.locker.queue.catch_up()
     assert bench.events[-1].name is EventName.RELEASE_FAILED
-    assert bench.events[-1].data == {"error": "read-only", "frees_in": 6}
+    assert bench.events[-1].data == {"error": "read-only", "frees_in": 0.0}
     assert bench.locker.queue.is_empty
 
 
+@pytest.mark.parametrize("refuses", [False, True])
 def test_the_marker_of_a_release_is_written_after_an_outage_longer_than_the_lease(
-    bench: Bench,
+    bench: Bench, refuses: bool
 ) -> None:
     asked = request()
     lease = bench.locker.acquire(asked)
     assert isinstance(lease, Lease)
-    bench.store.cues["release"] = away(2, was_sent=False)
+    refusal = [(False, StoreError("full"))]
+    bench.store.cues["release"] = refusal if refuses else away(2, was_sent=False)
     done = replace(give(lease), marker=MarkerState.DONE, marker_ttl=3600.0)
     bench.locker.release(lease, done)
     bench.clock.advance(60.0)
