@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import StoreError, StoreUnavailable
-from ..stores.faults import CORRUPT, SPACE
+from ..stores.remedies import CORRUPT, SPACE
 from .context import Context, Findings, Server, error, note, ok, warning
 
 if TYPE_CHECKING:

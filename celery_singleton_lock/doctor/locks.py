@@ -18,7 +18,7 @@ from ..inspection import HeldKey, overdue, unique_for_by_task
 from ..inspection.queues import heads
 from ..publish.queue import STALLED_AFTER
 from ..runtime import IN_MEMORY
-from ..stores.faults import fault_of
+from ..stores.remedies import fault_of
 from ..worker.other_prefix import PAGE, leases_elsewhere, text_of
 from .context import Context, Findings, error, note, ok, warning
 from .servers import is_slow

@@ -13,11 +13,11 @@ from ..core.heartbeat import timeout_for
 from ..core.lease import drift
 from ..errors import StoreError, StoreUnavailable
 from ..stores.eviction import REMEDY, eviction_of, policy_of
-from ..stores.faults import fault_of
 from ..stores.redis.cluster import Topology
 from ..stores.redis.connection import OPERATOR_TIMEOUT, Connections
 from ..stores.redis.sentinel import SentinelConnections
 from ..stores.redlock.store import read_nodes
+from ..stores.remedies import fault_of
 from ..stores.urls import Address, StoreUrl
 from .context import Context, Findings, Server, error, note, ok, warning
 

@@ -34,7 +34,7 @@ from ..runtime import IN_MEMORY, Runtime, singleton_tasks
 from ..settings import Settings
 from ..stores import is_sentinel_url
 from ..stores.eviction import REMEDY
-from ..stores.faults import fault_of
+from ..stores.remedies import fault_of
 from .discarded import watch_discards
 from .event_sender import EventSender
 from .fork_locks import FORK_LOCKS

@@ -51,7 +51,7 @@ from ..message.claim import Claim
 from ..message.header import call_of, header_of, options_of
 from ..policy import Unique
 from ..runtime import Runtime
-from . import queue_place
+from . import queue_end
 from .discarded import report
 from .main_thread import TIMEOUT, ask, ask_later
 from .shared_memory import DeadLease, SharedMemory
@@ -127,7 +127,7 @@ def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -
         )
         ask(runtime, end.what, note.ttl, partial(_release, call=call, end=end), end.fail)
         if token.task_id == str(request.id):
-            queue_place.settle(request, note.keys[0], token, comes_back)
+            queue_end.settle(request, note.keys[0], token, comes_back)
     if become is None:
         memory.settle(request.worker_pid)
     if not has_claim:

@@ -24,7 +24,7 @@ from typing import Any, Final
 from ..core.store import Store
 from ..publish.queue import claim_in
 from ..runtime import Runtime
-from . import queue_place
+from . import queue_end
 from .main_thread import TIMEOUT, ask_later
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -63,7 +63,7 @@ def _discard(app: Any, message: Any, reason: str) -> None:
         # In protocol 1, the headers have no id.
         task_id = message.headers.get("id") or message.properties.get("correlation_id")
         headers = {**message.headers, "id": task_id}
-        queue_place.discard(app, headers, reason)
+        queue_end.discard(app, headers, reason)
         _free_claim(app, headers, reason)
     except Exception:
         # The headers may have any form. They must not end the consumer.

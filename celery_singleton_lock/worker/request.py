@@ -40,7 +40,7 @@ from ..message.header import (
     mint_nonce,
 )
 from ..runtime import Runtime
-from . import queue_place
+from . import queue_end
 from .dead_child import discard_claim, is_alive, is_requeued, settle_claim, settle_leases
 from .message_origin import find_origin
 
@@ -125,7 +125,7 @@ class SingletonRequestMixin:
         if not is_shared:
             return
         discard_claim(self)
-        queue_place.discard(self.app, message, "fanout")
+        queue_end.discard(self.app, message, "fanout")
         header = dict(header_of(message, str(self.id)))
         if not header:
             message[UNNAMED_KEY] = True
@@ -151,7 +151,7 @@ class SingletonRequestMixin:
 
     def _discard(self, reason: str) -> None:
         discard_claim(self, reason)
-        queue_place.discard(self.app, self.request_dict, reason)
+        queue_end.discard(self.app, self.request_dict, reason)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         try:
@@ -181,7 +181,7 @@ class SingletonRequestMixin:
                 settle_claim(self, comes_back)
             if not comes_back:
                 reason = "lost" if is_lost else "ended"
-                queue_place.discard(self.app, self.request_dict, reason)
+                queue_end.discard(self.app, self.request_dict, reason)
         elif not return_ok and isinstance(exc, (ContentDisallowed, DecodeError)):
             # The child could not decode the message, which this process has decoded. An error of
             # the body comes with return_ok.

@@ -217,7 +217,7 @@ def subjects() -> set[str]:
     """What the doctor's findings may be about: the first argument of each finding and fault."""
     package = ROOT / "celery_singleton_lock"
     found = set()
-    for path in [*(package / "doctor").glob("*.py"), package / "stores/faults.py"]:
+    for path in [*(package / "doctor").glob("*.py"), package / "stores/remedies.py"]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 is_finding = node.func.id in ("error", "warning", "note", "ok", "Fault", "_Fault")

@@ -1,4 +1,4 @@
-"""The place of a call in the queue of its key, once it has ended without a body that says so.
+"""The end of a call in the queue of its key when no body has taken it out.
 
 A child died, or the message is discarded: it was revoked, has expired, or never becomes a task
 (`worker.discarded`). This runs in the thread that consumes messages, which publishes nothing,
