@@ -390,7 +390,7 @@ def with_calls(app: Celery, held: HeldKey | None, name: str) -> HeldKey | None:
     """
     if held is not None and (held.is_claim or Runtime.of(app).store.call_queue is None):
         return held
-    key = held.key if held else queues.find_queue(app, name)
+    key = held.key if held else queues.find_queue_if_allowed(app, name)
     depth = queues.depth(app, key) if key else None
     if held is not None:
         return with_depth(held, depth)

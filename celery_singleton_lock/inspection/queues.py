@@ -6,7 +6,7 @@ Non-guarantees
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -100,7 +100,7 @@ def depths(app: Celery) -> dict[str, Depth]:
     Empty if the store keeps no queues, or its login may not read them.
     """
     found: dict[str, Depth] = {}
-    for queue, keys in _keys(app):
+    for queue, keys in _keys_if_allowed(app):
         for start in range(0, len(keys), _COUNTED_AT_ONCE):
             some = keys[start : start + _COUNTED_AT_ONCE]
             found.update(zip(some, queue.depths(some, timeout=MAX_TIMEOUT), strict=True))
@@ -109,7 +109,7 @@ def depths(app: Celery) -> dict[str, Depth]:
 
 def heads(app: Celery, most: int) -> Iterator[CallInQueue]:
     """The first calls of at most ``most`` queues."""
-    for key in islice((key for _, keys in _keys(app) for key in keys), most):
+    for key in islice((key for _, keys in _keys_if_allowed(app) for key in keys), most):
         if (call := first_call(app, key)) is not None:
             yield call
 
@@ -141,12 +141,22 @@ def calls_in_queue(app: Celery, key: str) -> Iterator[CallInQueue]:
 
 def find_call(app: Celery, task_id: str) -> CallInQueue | None:
     """The call of this task id that is in a queue; None: none is, or the login may not look."""
-    return next(find_calls(app, [task_id]), None)
+    return next(_calls_of(_keys_if_allowed(app), [task_id]), None)
 
 
 def find_calls(app: Celery, task_ids: Collection[str]) -> Iterator[CallInQueue]:
-    """The calls of these task ids that are in queues; each queue is searched once."""
-    for queue, keys in _keys(app):
+    """The calls of these task ids that are in queues; each queue is searched once.
+
+    Raises:
+        StoreError: The store refuses the request, or does not answer.
+    """
+    return _calls_of(_keys(app), task_ids)
+
+
+def _calls_of(
+    queues: Iterable[tuple[CallQueue, list[str]]], task_ids: Collection[str]
+) -> Iterator[CallInQueue]:
+    for queue, keys in queues:
         for key in keys:
             for call in [*_calls(queue, key, _FOUND_AT_ONCE, messages=False)]:
                 if Token.task_id_of(call.task) in task_ids:
@@ -167,11 +177,25 @@ def find_queue(app: Celery, name: str) -> str | None:
 
     Raises:
         AmbiguousKey: ``name`` is the short name of several keys.
+        StoreError: The store refuses the request, or does not answer.
     """
+    return _queue_named(name, _keys(app))
+
+
+def find_queue_if_allowed(app: Celery, name: str) -> str | None:
+    """As `find_queue`; None also if the login may not look.
+
+    Raises:
+        AmbiguousKey: ``name`` is the short name of several keys.
+    """
+    return _queue_named(name, _keys_if_allowed(app))
+
+
+def _queue_named(name: str, queues: Iterable[tuple[CallQueue, list[str]]]) -> str | None:
     wanted = stored_names(name)
     found = [
         key
-        for _, keys in _keys(app)
+        for _, keys in queues
         for key in keys
         if not wanted.isdisjoint((key, without_prefix(key), without_prefix(key).partition(":")[2]))
     ]
@@ -240,14 +264,18 @@ def _keys(app: Celery) -> Iterator[tuple[CallQueue, list[str]]]:
     if queue is None:
         return
     for shard in runtime.keyspace.all_shards():
-        try:
-            keys = queue.keys(shard, timeout=MAX_TIMEOUT)
-        except StoreUnavailable:
-            raise
-        except StoreError:
-            return  # the login may use locks, but no queues
-        if keys:
+        if keys := queue.keys(shard, timeout=MAX_TIMEOUT):
             yield queue, sorted(keys)
+
+
+def _keys_if_allowed(app: Celery) -> Iterator[tuple[CallQueue, list[str]]]:
+    """As `_keys`, without those that the login may not read: it may use locks, but no queues."""
+    try:
+        yield from _keys(app)
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        return
 
 
 def _calls(queue: CallQueue, key: str, most: int, *, messages: bool = True) -> Iterator[QueuedCall]:

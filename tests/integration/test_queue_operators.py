@@ -180,12 +180,31 @@ def test_a_login_that_may_not_read_queues_lists_the_locks(
         status, text = cli(stage, "ls", name, LOCK_URL=url)
         assert (status, calls[0].id in text, "CALLS" in text) == (0, True, False)
         assert cli(stage, "show", stage.app.early.lock_key(name, 0), LOCK_URL=url)[0] == 0
-        status, text = cli(stage, "queue", f"queue:{name}", LOCK_URL=url)
-        assert status == 1
+        assert cli(stage, "show", f"{name}-free", LOCK_URL=url)[0] == 1
     finally:
         stage.redis.acl_deluser(name)
     stage.open(name)
     assert ended(calls) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "command", [("queue", "KEY"), ("cancel", "an-id"), ("cancel", "--key", "KEY", "--yes")]
+)
+def test_a_store_that_refuses_is_not_taken_for_an_empty_queue(
+    stage: Stage, name: str, command: tuple[str, ...]
+) -> None:
+    url = stage.environment["RESULT_URL"]
+    stage.redis.acl_setuser(
+        name, enabled=True, passwords=["+p"], keys=["*"], commands=["+@all", "-zrange"], reset=True
+    )
+    try:
+        for password in ("p", "wrong"):
+            login = url.replace("//", f"//{name}:{password}@")
+            status, text = cli(stage, *command, LOCK_URL=login)
+            assert status == 1
+            assert "the store refuses" in text
+    finally:
+        stage.redis.acl_deluser(name)
 
 
 def test_a_free_key_with_calls_is_listed_with_the_one_that_runs_next(
