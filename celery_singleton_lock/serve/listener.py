@@ -26,6 +26,7 @@ _COPIES: Final = frozenset(f"{_TYPE}{name}" for name in COUNTED)
 _MOST_WORKERS: Final = 1000
 # The routing key of a worker event is its type with dots, that of a list ``singleton.multi``.
 _ROUTING_KEY: Final = "singleton.#"
+_NOT_YET: Final = "not connected yet"
 # Seconds between two tries to reach the broker.
 _PAUSE: Final = 1.0
 
@@ -45,7 +46,7 @@ class Listener:
     """
 
     def __init__(self, app: Celery, clock: Clock, sink: Callable[[Event, int], None]) -> None:
-        self.error = "not connected yet"
+        self.error = _NOT_YET
         self.received = self.dropped = 0
         # For each worker the fields that identify its last event.
         self._last: dict[Any, tuple[Any, ...]] = {}
@@ -78,7 +79,7 @@ class Listener:
         self.error = ""
 
     def _fail(self, error: str) -> None:
-        if not self.error:
+        if self.error in ("", _NOT_YET):  # the first failure of an outage
             logger.warning("singleton serve: the broker is unreachable: %s", error)
         self.error = error
 

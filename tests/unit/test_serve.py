@@ -456,6 +456,29 @@ def test_each_event_is_counted_once() -> None:
     assert held.value == 3
 
 
+def test_the_log_names_once_a_broker_that_was_never_reached(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.socket() as closed:  # bound, and not listening
+        closed.bind(("127.0.0.1", 0))
+        url = f"redis://127.0.0.1:{closed.getsockname()[1]}"
+        with Celery("shop", broker=url, set_as_current=False) as app:
+            listener = Listener(app, _Twice(), PrometheusMetrics(CollectorRegistry()))
+            with pytest.raises(InterruptedError):
+                listener._listen()
+    [text] = [text for text in caplog.messages if "broker is unreachable" in text]
+    assert "refused" in text
+
+
+class _Twice(ManualClock):
+    """Ends the second pause with an exception."""
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self.now() > 1001.5:
+            raise InterruptedError
+
+
 def test_a_probe_reads_no_keys(server: Server) -> None:
     def read() -> Reading:
         raise AssertionError("there may be millions")
