@@ -511,9 +511,14 @@ def check_autoretry(
     work, which is put back without a limit.
 
     Raises:
+        TypeError: An option is no tuple, but a single class or the like.
         ValueError: The option would have no effect on the errors that ``policy`` raises.
     """
     rule, given = policy.on_conflict, (autoretry_for, dont_autoretry_for)
+    for name, errors in zip(("autoretry_for", "dont_autoretry_for"), given, strict=True):
+        is_several = not isinstance(errors, str) and isinstance(errors, (Iterable, type(None)))
+        advice = "give a tuple of exception classes, such as (ConnectionError,)"
+        require(is_several, f"{where}: {name}", errors, advice, TypeError)
     cause = ""
     if _names(*given, LockConflict):
         if rule.max_wait is not None:
@@ -700,6 +705,10 @@ def _check_cancel_running(policy: Policy) -> None:
 
 
 def _check_queue(policy: Policy) -> None:
+    # debounce sets on_duplicate.
+    newest = (
+        'on_duplicate="replace"' if policy.debounce is None else f"debounce={policy.debounce:g}"
+    )
     contradictions = {
         f"limit={policy.limit}": (policy.limit > 1, "calls run one after another; use limit=1"),
         'on_store_error="run"': (
@@ -714,7 +723,7 @@ def _check_queue(policy: Policy) -> None:
             not policy.hold_on_retry,
             "a call keeps its place until it has ended, and so while it retries",
         ),
-        'on_duplicate="replace"': (
+        newest: (
             policy.on_duplicate is OnDuplicate.REPLACE,
             "the message of a call that waits is in the store, with the arguments of that call",
         ),

@@ -29,6 +29,7 @@ from ..policy import (
     check_call,
     check_claim_options,
     merge,
+    require,
 )
 from .signature import SingletonSignature
 
@@ -384,6 +385,8 @@ def validate(
         TypeError, ValueError: An option is wrong, or the key doesn't fit the signature.
     """
     where = f"@singleton_task on {name}"
+    advice = 'give a dict, such as {"ttl": 60}'
+    require(isinstance(policy, Mapping), f"{where}: singleton", policy, advice, TypeError)
     merged = merge(Policy(), policy, where=where)
     if "unique" in policy:  # else the app's settings may set it
         check_claim_options(merged, policy, where=where)

@@ -116,24 +116,31 @@ def _refuse_mistakes(
 
     Raises:
         TypeError: A keyword is close to the name of an option, is one of `OnConflict` that the
-            ``given`` action or no other uses, or names an attribute that every singleton task has.
+            ``given`` action or no other uses, names an attribute that every singleton task has, or
+            would replace a method of Celery's Task.
     """
     action = given.get("on_conflict")
-    for name in options:
-        if name in _DECORATOR_OPTIONS or hasattr(BaseTask, name):
+    for name, value in options.items():
+        # An attribute with the name of a method would replace it, such as ``delay`` by a number.
+        is_method = callable(getattr(BaseTask, name, None)) and not callable(value)
+        if name in _DECORATOR_OPTIONS or (hasattr(BaseTask, name) and not is_method):
             continue
-        if hasattr(SingletonTask, name):
+        if hasattr(SingletonTask, name) and not is_method:
             raise TypeError(
                 f"{where}: every singleton task has an attribute {name!r}. Give the lock's options "
                 "by their own names, such as ttl=60, and another name to an attribute of yours"
             )
-        if hasattr(base, name):
+        if hasattr(base, name) and not is_method:
             continue
         uses = isinstance(action, str) and action in ACTIONS and name in ACTIONS[action].options
         if rule := action if uses else _OF_ONE_RULE.get(name):
             raise TypeError(
                 f"{where}: {name!r} is an option of the rule, not of the task: write "
-                f"on_conflict=OnConflict.{rule}({name}={options[name]!r})"
+                f"on_conflict=OnConflict.{rule}({name}={value!r})"
+            )
+        if is_method:
+            raise TypeError(
+                f"{where}: {name}={value!r} would replace the method {name}() of the task"
             )
         if name in _CELERY_SINGLETONS:
             raise TypeError(
@@ -149,7 +156,7 @@ def _refuse_mistakes(
 
 
 # Options of one rule for conflicts, whose names say so: an attribute would have no effect.
-_OF_ONE_RULE = {"max_delay": "retry", "max_wait": "retry", "max_waiting": "queue"}
+_OF_ONE_RULE = {"delay": "retry", "max_delay": "retry", "max_wait": "retry", "max_waiting": "queue"}
 # Options of celery-singleton's tasks, and the corresponding options of this library. As attributes
 # they would be ignored silently.
 _CELERY_SINGLETONS = {

@@ -827,6 +827,19 @@ def error_of(kind: type[Exception], **named: Any) -> str:
             TypeError,
             "write on_conflict=OnConflict.wait(timeout=1)",
         ),
+        (
+            {"on_conflict": "retry", "delay": 5},
+            TypeError,
+            "write on_conflict=OnConflict.retry(delay=5)",
+        ),
+        ({"retry": True}, TypeError, "retry=True would replace the method retry() of the task"),
+        ({"autoretry_for": OSError}, TypeError, "give a tuple of exception classes"),
+        ({"autoretry_for": "OSError"}, TypeError, "give a tuple of exception classes"),
+        (
+            {"on_conflict": "queue", "debounce": 5, "key": "{account_id}"},
+            ValueError,
+            'on_conflict="queue" with debounce=5',
+        ),
         ({"on_lost": "retyr"}, ValueError, "did you mean 'retry'?"),
         ({"on_store_error": "skip"}, ValueError, "known: raise, retry, run"),
         ({"hold_on_retry": "no"}, TypeError, "give True or False"),
@@ -918,6 +931,8 @@ def test_a_wrong_option_of_the_base_class_form_fails_at_the_decorator() -> None:
         ({"tll": 5}, TypeError, "did you mean 'ttl'"),
         ({"key": "{missing}"}, ValueError, r"it has: account_id"),
         ({"ttl": 0}, ValueError, "at least 0.3 seconds"),
+        (True, TypeError, "on s: singleton=True: give a dict"),
+        ([("ttl", 5)], TypeError, "on s: singleton=.*: give a dict"),
     ):
         app = Celery(set_as_current=False)
         with pytest.raises(kind, match=message):
