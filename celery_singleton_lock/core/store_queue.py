@@ -171,10 +171,12 @@ class StoreQueue:
         """
         if self._closed:
             return _CLOSED
-        if error is not None and not self.is_silent:
+        if error is not None:
+            # Only the first failure: further ones must not postpone the next try again and again.
+            if not (self.is_silent or self._unanswered):
+                self._retry_at = self._clock.now() + _PAUSE
             # Before the test: the next caller must not wait for this store too.
-            self.is_silent = isinstance(error, StoreUnavailable)
-            self._retry_at = self._clock.now() + _PAUSE
+            self.is_silent |= isinstance(error, StoreUnavailable)
         if len(self._unsent) + len(self._unanswered) >= _MOST_WAITING:
             return _TOO_MANY
         waiting = _Waiting(send, self._clock.now() + ttl, give_up)

@@ -309,9 +309,15 @@ def test_a_request_after_the_close_is_sent_once_and_given_up_if_there_is_no_repl
     assert running.is_empty
 
 
-def test_requests_that_keep_failing_do_not_postpone_the_next_try(bench: Bench) -> None:
+@pytest.mark.parametrize("error", [StoreUnavailable, StoreError])
+def test_requests_that_keep_failing_do_not_postpone_the_next_try(
+    bench: Bench, error: type[StoreError]
+) -> None:
+    def fails(store: Any) -> None:
+        raise error("no reply, or no rights")
+
     for _ in range(10):
-        bench.queue.ask(away, 60.0, bench.given_up.append)
+        bench.queue.ask(fails, 60.0, bench.given_up.append)
         bench.clock.advance(0.5)
     bench.put("next")
     bench.queue.catch_up()
