@@ -36,7 +36,7 @@ from celery_singleton_lock.core.store import (
     Release,
     ReleaseReply,
 )
-from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis import connection as connections
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -718,17 +718,31 @@ def test_a_release_that_a_replica_refused_is_repeated_until_there_is_a_master(
     assert EventName.RELEASE_FAILED not in bench.names()
 
 
-def test_an_acquire_that_repeats_a_release_without_a_reply_reports_its_end_once(
-    bench: Bench, replica: Callable[[bool], None]
+@pytest.fixture
+def denied(bench: Bench) -> Iterator[Callable[[bool], None]]:
+    """Takes the right to run scripts away from the store's user, or gives it back."""
+
+    def make(is_denied: bool) -> None:
+        right = "-evalsha" if is_denied else "+evalsha"
+        bench.raw.execute_command("ACL", "SETUSER", "default", right)
+
+    yield make
+    make(False)
+
+
+@pytest.mark.parametrize("refusal", ["replica", "denied"])
+def test_an_acquire_that_repeats_a_release_that_was_not_carried_out_reports_its_end_once(
+    bench: Bench, request: pytest.FixtureRequest, refusal: str
 ) -> None:
     """The queue, which repeats it after that, does not find the lease."""
+    refuse: Callable[[bool], None] = request.getfixturevalue(refusal)
     lease = bench.begin(new_key())
-    replica(True)
+    refuse(True)
     bench.release_async(lease)
-    with pytest.raises(StoreUnavailable, match="replica"):
+    with pytest.raises(StoreError):
         asks_for_another(bench)
     bench.next_renewal()
-    replica(False)
+    refuse(False)
     bench.begin(lease.key)
     assert not bench.is_pending(lease)
     bench.clock.advance(1.0)

@@ -8,9 +8,9 @@ Overview
 Guarantees
     ``on_reply`` is called once for each release, unless the process ends first. A release without a
     reply is resent, and its reply is then waited for: by the next operation of the store, or by
-    ``drain``. If there is none either, ``on_reply`` gets the error, and the caller repeats the
-    release. An acquire that finds the lease before may do so too; then ``on_reply`` is called
-    again, with the reply.
+    ``drain``. If there is none either, or a refusal, ``on_reply`` gets the error, and the caller
+    repeats the release. An acquire that finds the lease before may do so too; then ``on_reply`` is
+    called again, with the reply.
 
 Non-guarantees
     Nothing beyond the life of this process. After its end, the kernel delivers the data that the
@@ -129,15 +129,11 @@ class PendingReleases:
         self._ended.append(pending)
         if len(self._ended) > _REMEMBERED:
             self._forget(self._ended.popleft())
-        # Drop the reference to the lease. A remembered release keeps only the fields it compares.
-        on_reply, pending.on_reply = pending.on_reply, _ignore
-        on_reply(outcome, pending.unanswered)
-
-    def _end_unanswered(self, pending: PendingRelease, error: StoreUnavailable) -> None:
-        """As :meth:`end`, though an acquire may get the reply later; see :meth:`resend`."""
         on_reply = pending.on_reply
-        self.end(pending, error)
-        pending.on_reply = on_reply
+        if not isinstance(outcome, StoreError):  # else an acquire may get the reply: see resend()
+            # Drop the reference to the lease. A remembered release keeps only what it compares.
+            pending.on_reply = _ignore
+        on_reply(outcome, pending.unanswered)
 
     def open(self) -> list[PendingRelease]:
         """The releases without an outcome."""
@@ -164,7 +160,7 @@ class PendingReleases:
                 self.end(pending, pending.reply)
             elif error is not None:
                 # Not resent: the store did not answer the one before.
-                self._end_unanswered(pending, error)
+                self.end(pending, error)
             else:
                 try:
                     error = self._retry(pending, min(pending.timeout, longest))
@@ -210,7 +206,7 @@ class PendingReleases:
         if pending in self._open:
             self.end(pending, ReleaseReply.OURS)
         else:
-            pending.on_reply(ReleaseReply.OURS, True)  # it had ended without a reply
+            pending.on_reply(ReleaseReply.OURS, True)  # it had ended with an error
 
     def _forget(self, pending: PendingRelease) -> None:
         for key in pending.keys:
@@ -229,11 +225,8 @@ class PendingReleases:
             except StoreError as exc:
                 outcome = exc
                 break
-        if isinstance(outcome, StoreUnavailable):
-            self._end_unanswered(pending, outcome)
-            return outcome
         self.end(pending, outcome)
-        return None
+        return outcome if isinstance(outcome, StoreUnavailable) else None
 
 
 def _ignore(outcome: ReleaseReply | StoreError, unanswered: bool) -> None:
