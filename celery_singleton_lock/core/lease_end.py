@@ -46,6 +46,7 @@ _UNKNOWN: Final = (
     "the release got no reply, and the store no longer had the lease when the release was sent "
     "again: the first try released it, or it had been lost before; the store does not say which"
 )
+_EXPIRED: Final = "no try of the release was confirmed before the ttl had freed the key"
 
 
 class LeaseEnds:
@@ -82,7 +83,7 @@ class LeaseEnds:
             elapsed = self._clock.now() - (lease.released_at or 0.0)
             lost = was_lost(lease, request, trace, elapsed)
             if lost is None:
-                self.failed(lease, _UNKNOWN, frees_in=0.0)
+                self.failed(lease, _EXPIRED if elapsed >= lease.ttl else _UNKNOWN, frees_in=0.0)
                 return
             if not lost:
                 self.released(lease)

@@ -561,6 +561,7 @@ def test_the_marker_of_a_release_is_written_after_an_outage_longer_than_the_leas
     # Its lease has expired, after its body had ended: that is no loss.
     assert EventName.LEASE_LOST not in [event.name for event in bench.events]
     assert bench.events[-1].name is EventName.RELEASE_FAILED
+    assert "before the ttl had freed the key" in bench.events[-1].data["error"]
 
 
 def test_a_repeated_release_leaves_the_lease_of_the_next_holder(bench: Bench) -> None:
