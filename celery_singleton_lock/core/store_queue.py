@@ -25,9 +25,9 @@ State model of a request::
        +--its time is over, the process ends-------------> (given up)
 
 Failure handling
-    A request without a reply, or that was refused, goes to the end of the queue, and no further one
-    is sent for a second. If no thread can be started, the next request tries again. A forked child
-    has a queue of its own, which is empty.
+    A request without a reply, or that was refused, goes to the end of the queue. After one without
+    a reply none is sent for a second; a refusal delays no other request. If no thread can be
+    started, the next request tries again. A forked child has a queue of its own, which is empty.
 """
 
 from __future__ import annotations
@@ -212,22 +212,28 @@ class StoreQueue:
         self._closed = True
 
     def catch_up(self) -> None:
-        """Send requests until one gets no reply. Called by the thread."""
+        """Send each request once, or until one gets no reply. Called by the thread."""
         self._give_up_overdue()
+        refused: set[_Waiting] = set()
         while (queue := self._unsent or self._unanswered) and self._clock.now() >= self._retry_at:
             try:
                 waiting = queue[0]
             except IndexError:
                 continue  # end() has given it up
+            if waiting in refused:  # the others were sent after it
+                self._retry_at = self._clock.now() + _PAUSE
+                break
             try:
                 with self.guard:
                     waiting.send(self._store)
             except StoreError as exc:
                 waiting.failed(exc, self._clock.now())
-                self._retry_at = self._clock.now() + _PAUSE
                 self._unanswered.append(waiting)  # first: it must never be missing
                 self._take(queue, waiting)
-                break
+                if isinstance(exc, StoreUnavailable):
+                    self._retry_at = self._clock.now() + _PAUSE
+                    break
+                refused.add(waiting)
             except Exception as exc:
                 logger.exception("singleton: a request to the store failed; it is not repeated")
                 self._give_up(queue, waiting, exc)

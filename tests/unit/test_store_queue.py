@@ -119,6 +119,30 @@ def test_a_request_that_the_store_refuses_is_sent_again_for_ten_minutes(bench: B
     assert (len(asked), bench.queue.is_empty) == (4, True)
 
 
+def test_requests_that_the_store_refuses_delay_no_other_one(bench: Bench) -> None:
+    asked: list[str] = []
+
+    def ask(name: str, refusals: int, error: StoreError) -> None:
+        errors = [error] * refusals
+
+        def send(store: Any) -> None:
+            asked.append(name)
+            if errors:
+                raise errors.pop()
+
+        bench.queue.ask(send, 60.0, bench.given_up.append)
+
+    for number in range(3):
+        ask(f"refused {number}", 100, StoreError("the store refuses: no permissions"))
+    ask("without a reply", 1, StoreUnavailable("away"))
+    asked.clear()
+    bench.clock.advance(1.0)
+    bench.queue.catch_up()
+    assert asked == ["refused 0", "refused 1", "refused 2", "without a reply"]
+    bench.queue.catch_up()
+    assert len(asked) == 4, "the refused ones wait for a second"
+
+
 def test_a_store_that_refuses_a_request_after_an_outage_is_not_silent(bench: Bench) -> None:
     errors: list[StoreError] = [StoreUnavailable("away"), StoreError("the store refuses")]
 
