@@ -74,6 +74,10 @@ _OF_REDIS: Final = (
         "good replicas",
         Fault("replicas", "start replicas, or lower min-replicas-to-write of the master"),
     ),
+    (
+        "wait_replicas asks",
+        Fault("replicas", "start replicas, or lower singleton_lock_wait_replicas"),
+    ),
     ("max number of clients", Fault("clients", "raise maxclients, or end clients that leak")),
     ("loading the dataset", Fault("loading", "wait until the server has read its data")),
     (

@@ -269,6 +269,9 @@ def test_more_replicas_wanted_than_there_are_is_an_error(server: PrivateServer) 
     (finding,) = found(app, "wait_replicas")
     assert finding.severity is Severity.ERROR
     assert "0 replicas are connected" in finding.text
+    assert not found(app, "reachability")
+    (refusal,) = found(app, "replicas")
+    assert "lower singleton_lock_wait_replicas" in refusal.remedy
 
 
 @pytest.mark.slow
