@@ -22,6 +22,7 @@ from .. import inspection
 from ..doctor import Finding, Severity, diagnose
 from ..errors import SingletonLockError
 from ..inspection import AmbiguousKey, CallInQueue, Fate, Filter, HeldKey, SortBy
+from ..inspection.names import is_glob
 from ..runtime import Runtime
 from .table import COLUMNS, aligned, holder_of, rows_of, shown, since_of
 
@@ -153,7 +154,7 @@ def choose_keys(command: Any) -> Any:
 @click.argument("pattern", default="")
 @click.pass_context
 def ls(ctx: click.Context, /, sort: str, as_json: bool, **conditions: Any) -> None:
-    """List what is held or claimed; PATTERN is part of a key, or a glob with * and ?.
+    """List what is held or claimed; PATTERN is part of a key, or a glob for the whole key.
 
     For a claim, WORKER, PID and SINCE are those of its message's publication.
     """
@@ -169,7 +170,7 @@ def ls(ctx: click.Context, /, sort: str, as_json: bool, **conditions: Any) -> No
             click.echo(piece, nl=False)
         click.echo()
     else:
-        click.echo(text or ("nothing is held" if chosen == Filter() else "nothing matches"))
+        click.echo(text or _nothing(chosen))
 
 
 @click.command(cls=Command)
@@ -398,7 +399,7 @@ def _release_all(
         rows = [{"key": key, "released": released} for key, released in freed.items()]
         click.echo(json.dumps(rows, indent=2))
     elif not found:
-        click.echo("nothing matches", err=True)
+        click.echo(_nothing(chosen), err=True)
     elif dry_run:
         click.echo(f"{table(found)}\nnothing is released: --dry-run")
     for key, released in freed.items() if not (as_json or dry_run) else ():
@@ -431,6 +432,16 @@ def _calls_of(app: Any, name: str) -> list[CallInQueue]:
     """The calls in the queue of the key that ``name`` means."""
     key = inspection.find_queue(app, name)
     return [*inspection.calls_in_queue(app, key)] if key else []
+
+
+def _nothing(chosen: Filter) -> str:
+    """The message that no key was found."""
+    if chosen == Filter():
+        return "nothing is held"
+    wider = f"*{chosen.pattern.strip('*')}*"
+    if not is_glob(chosen.pattern) or chosen.pattern == wider:
+        return "nothing matches"
+    return f"nothing matches; a glob is for the whole key, for a part of it write {shown(wider)!r}"
 
 
 def _these(number: int, noun: str) -> str:

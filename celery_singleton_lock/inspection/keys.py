@@ -189,7 +189,8 @@ class Filter:
     """The keys to list: those for which all given conditions are true.
 
     Attributes:
-        pattern: A part of the key, or a glob with ``*`` and ``?``; as stored or as plain text.
+        pattern: A part of the key, or a glob (``*``, ``?``, ``[...]``) for the whole key, with or
+            without its prefix; as stored or as plain text.
         task: The name of the task.
         scope: The scope of the key.
         task_id: The id of the task.

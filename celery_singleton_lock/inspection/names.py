@@ -64,17 +64,28 @@ def login() -> str:
 def matcher(pattern: str) -> Callable[[str], bool]:
     """Whether a key matches ``pattern``, written as it is stored or as text.
 
-    A pattern with ``*``, ``?`` or ``[`` is a glob for the whole key, with or without its prefix.
-    Any other pattern is a part of the key.
+    It is a part of the key. A pattern with ``*``, ``?`` or ``[`` may also be a glob for the whole
+    key, with or without its prefix.
     """
     names = stored_names(pattern)
-    if not any(c in pattern for c in "*?["):
-        return lambda key: any(name in key for name in names)
-    return lambda key: any(
-        fnmatch.fnmatchcase(spelling, name)
-        for name in names
-        for spelling in (key, without_prefix(key))
+
+    def is_part(key: str) -> bool:
+        return any(name in key for name in names)
+
+    if not is_glob(pattern):
+        return is_part
+    return lambda key: (
+        is_part(key)
+        or any(
+            fnmatch.fnmatchcase(spelling, name)
+            for name in names
+            for spelling in (key, without_prefix(key))
+        )
     )
+
+
+def is_glob(pattern: str) -> bool:
+    return any(c in pattern for c in "*?[")
 
 
 def spellings(record: Record) -> list[str]:

@@ -206,6 +206,29 @@ def test_ls_filters_and_sorts(stage: Stage, cli: Cli) -> None:
     assert "write 90, 90s, 15m, 2h or 1d" in wrong.err
 
 
+def test_a_pattern_is_a_part_of_a_key_or_a_glob_for_all_of_it(stage: Stage, cli: Cli) -> None:
+    for key in ("ids:[1, 2]", "what?", "a:b"):
+        with hold(key, scope="patterns", app=stage.app) as lease:
+            for pattern in (key, f"patterns:{key}", "patterns:*", lease.key):
+                found = json.loads(cli("ls", pattern, "--json").out)
+                assert [row["key"] for row in found] == [lease.key], pattern
+            nothing = cli("ls", f"{key[:3]}*").out
+            assert nothing == (
+                "nothing matches; a glob is for the whole key, for a part of it write "
+                f"'*{key[:3]}*'\n"
+            )
+            assert lease.key in cli("ls", f"*{key[:3]}*").out
+    assert cli("ls", "*none*").out == "nothing matches\n"
+
+
+def test_a_key_that_is_no_text_names_no_other_key(stage: Stage, cli: Cli) -> None:
+    """The shell passes any bytes, and Python decodes those that are no text as surrogates."""
+    with hold("what?", scope="bytes", app=stage.app) as lease:
+        assert cli("release", "bytes:what\udcff", "--yes").status == 1
+        lease.check()
+        assert inspection.find_key(stage.app, "bytes:what?") is not None
+
+
 def test_show_takes_the_id_of_a_task(stage: Stage, cli: Cli) -> None:
     shown = cli("show", "--json", stage.leases["b"].token.task_id)
     assert json.loads(shown.out)["key"] == stage.key("b")
@@ -232,7 +255,8 @@ def test_release_frees_a_scope_key_by_key_after_a_dry_run(stage: Stage, cli: Cli
     assert stage.leases["c"].loss is not None
     assert stage.leases["c"].loss.detail.endswith(": cleanup")
     nothing = cli("release", "--pattern", "*:none", "--yes")
-    assert (nothing.status, nothing.err) == (1, "nothing matches\n")
+    assert nothing.status == 1
+    assert nothing.err.startswith("nothing matches; a glob is for the whole key")
 
 
 @pytest.mark.slow
