@@ -12,7 +12,7 @@ from celery import Celery, states
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
-from celery.exceptions import WorkerLostError
+from celery.exceptions import TaskRevokedError, WorkerLostError
 from kombu.serialization import loads, prepare_accept_content
 
 from ..celery_compat import backend_of
@@ -56,8 +56,11 @@ def fail_lost(app: Celery, task_id: str, message: StoredMessage | None) -> None:
 def revoke(app: Celery, task_id: str, message: StoredMessage | None, reason: str) -> None:
     """Store REVOKED for a call that never begins."""
     request, stores = _request_of(app, task_id, message)
+    options = {"store_result": stores, "call_errbacks": False, "state": states.REVOKED}
+    # mark_as_revoked() would leave the later links of a chain PENDING forever, and a chord over
+    # such chains would never end.
     backend = _backend_of(app, message)
-    backend.mark_as_revoked(task_id, reason, request=request, store_result=stores)
+    backend.mark_as_failure(task_id, TaskRevokedError(reason), request=request, **options)
 
 
 def _backend_of(app: Celery, message: StoredMessage | None) -> Any:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from celery import chord
+from celery import chain, chord
 from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 
@@ -390,6 +390,25 @@ def test_a_chord_counts_a_cancelled_call(stage: Stage, worker: CeleryWorker, nam
     stage.open(name)
     assert first.get(timeout=60) == 0
     # Not by `get`, which raises the error of the part though its chord waits.
+    wait_until(lambda: whole.state == "FAILURE", "the chord has ended")
+    assert "taken out" in str(whole.result)
+
+
+def test_a_chord_of_chains_counts_a_cancelled_call(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """A chord waits for the last task of each chain; the later ones of a cancelled call end too."""
+    first = running(stage, name)
+    task = stage.app.early
+    chains = [chain(task.si(name, n), task.si(f"{name}-link", n)) for n in (1, 2)]
+    whole: Any = chord(chains, task.si(f"{name}-body", 3)).delay()
+    last = whole.parent.results[0]
+    call = inspection.find_call(stage.app.app, last.parent.id)
+    assert call is not None
+    assert inspection.cancel(stage.app.app, call)
+    assert last.state == "REVOKED"
+    stage.open(name)
+    assert first.get(timeout=60) == 0
     wait_until(lambda: whole.state == "FAILURE", "the chord has ended")
     assert "taken out" in str(whole.result)
 
