@@ -93,6 +93,12 @@ def _request_of(app: Celery, task_id: str, message: StoredMessage | None) -> tup
             "kwargs": kwargs,
             "reply_to": properties.get("reply_to"),
             "correlation_id": properties.get("correlation_id"),
+            # Celery reads it before it publishes error callbacks.
+            "delivery_info": {
+                "exchange": message.exchange,
+                "routing_key": properties.get("routing_key"),
+                "priority": properties.get("priority"),
+            },
         }
     )
     task: Any = app.tasks.get(headers["task"])

@@ -250,6 +250,12 @@ def few(
     return number
 
 
+@app.task
+def error_callback(task_id: str) -> None:
+    with Journal.from_env().run(task_id, number=0):
+        pass
+
+
 @app.task(bind=True)
 def holding(self: Any, name: str, number: int, gate: str | None = None) -> int:
     """A client of the key without a place."""

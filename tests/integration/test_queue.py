@@ -414,6 +414,21 @@ def test_the_queues_go_on_after_the_death_of_a_whole_worker(
     assert numbers(stage, by_name) == [0, 1]
 
 
+def test_the_error_callbacks_of_a_call_that_is_lost_with_its_worker_are_called(
+    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
+) -> None:
+    other = consume(name)
+    lost = stage.app.early.apply_async(
+        (name, 0, name), queue=name, link_error=stage.app.error_callback.s()
+    )
+    begun(stage, name, 0)
+    following = stage.app.early.delay(name, 1)
+    power_cut(other, stage.journal)
+    assert following.get(timeout=60) == 1
+    assert lost.state == "FAILURE"
+    begun(stage, lost.id, 0)
+
+
 def test_a_look_passes_over_a_queue_that_it_can_not_read(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
