@@ -353,11 +353,14 @@ def test_a_look_publishes_a_bounded_number_of_calls(
         stage.redis.delete(name)
         for key in keys:
             make_due(stage, key)
-        counts = []
-        for _ in range(3):
+        published, counts = 0, []
+        while published < len(keys):
             look.look()
-            counts.append(stage.redis.llen(name))
-        assert counts == [100, 150, 150]
+            # Which of the due keys a look gets is random.
+            counts.append(stage.redis.llen(name) - published)
+            published += counts[-1]
+        assert max(counts) <= 100
+        assert sum(counts) == 150
 
 
 def test_workers_that_look_at_the_same_time_publish_each_call_once(
