@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -102,6 +102,8 @@ class Runtime:
         self.idle_backends: list[Any] = []
         #: The producers that publish the next calls of queues; created when they are needed.
         self.hint_producers: Any = None
+        #: Asks this worker to look at the queue of a key now; None: none of its threads looks.
+        self.look_soon: Callable[[str], None] | None = None
         #: The last thread that another result backend did not answer in time.
         self.unanswered: threading.Thread | None = None
         #: The number of tasks whose limits were read, and the limits by scope.

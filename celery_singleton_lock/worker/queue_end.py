@@ -2,7 +2,8 @@
 
 A child died, or the message is discarded: it was revoked, has expired, or never becomes a task
 (`worker.discarded`). This runs in the thread that consumes messages, which publishes nothing,
-because the broker may not answer: the next call is due for a look at once.
+because the broker may not answer: the next call is due for a look at once, and this worker is asked
+for it. A backlog of expired calls would drain with the pace of the regular looks otherwise.
 """
 
 from __future__ import annotations
@@ -103,5 +104,7 @@ def _end(
         if following is not None or always:
             seconds = _COMES_BACK if comes_back else 0.0
             queue.defer(key, seconds=seconds, timeout=TIMEOUT, unpublished=following)
+            if not comes_back and runtime.look_soon is not None:
+                runtime.look_soon(key)
 
     return ttl, end

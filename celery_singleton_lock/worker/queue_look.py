@@ -1,9 +1,10 @@
 """The looks at queues whose time has come: a hint is late, a lease has ended, a call is lost.
 
 Overview
-    One thread in each worker's parent looks once a second at some shards, chosen at random. It
-    publishes the head of a queue again if its message may be lost, and stores the failure of a call
-    that was acknowledged early and whose worker has died.
+    One thread in each worker's parent looks once a second at some shards, chosen at random, and at
+    once at a key whose call this worker has taken out. It publishes the head of a queue again if
+    its message may be lost, and stores the failure of a call that was acknowledged early and whose
+    worker has died.
 
 Non-guarantees
     The failure of a lost call replaces no result that the backend has already. A call that has a
@@ -19,6 +20,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
+from queue import Empty
 from typing import Any, Final, TypeVar
 
 from celery import Celery
@@ -85,6 +87,8 @@ class QueueLook:
         self._runtime = Runtime.of(app)
         # The app's producers belong to the worker's other threads or greenlets.
         self._producer: Any = None
+        # The keys at which to look now.
+        self._soon: Any = native_threads.make_queue()
         # The keys of which the log says that the store refuses a look; `_MOST_REFUSED` at most.
         self._refused: set[str] = set()
         # Locked until the result backend has answered the last request that it was given up on.
@@ -92,6 +96,7 @@ class QueueLook:
 
     def start(self) -> None:
         """Start the thread."""
+        self._runtime.look_soon = self._soon.put
         native_threads.start_new_thread(self._run, "singleton-queue-look")
 
     def look(self) -> None:
@@ -243,13 +248,20 @@ class QueueLook:
     # A receiver of a signal that blocks must delay no look, and no fork.
     @observers.elsewhere()
     def _run(self) -> None:
-        clock = self._runtime.clock
+        clock, due_at = self._runtime.clock, 0.0
         while not self._is_over():
+            key = None
+            with suppress(Empty):
+                key = self._soon.get(timeout=max(0.0, due_at - clock.now()))
             try:
                 with FORK_LOCKS["looks"]:
-                    self.look()
+                    if key is not None:
+                        self._look_at(key)
+                    else:
+                        self.look()
             except StoreError:
                 pass  # looked at again in a second; the workers report the outage
             except Exception:
                 logger.exception("singleton: a look at the queues of keys failed")
-            clock.sleep(self._pause)
+            if key is None:
+                due_at = clock.now() + self._pause

@@ -548,6 +548,21 @@ def test_a_call_that_is_revoked_while_it_waits_is_passed_over(
     assert numbers(stage, name) == [0, 2]
 
 
+def test_many_calls_that_are_revoked_while_they_wait_are_passed_over_at_once(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """Each waited for the next look of a worker: a second."""
+    first = running(stage, name)
+    revoked = [stage.app.early.delay(name, number) for number in range(1, 61)]
+    last = stage.app.early.delay(name, 61)
+    stage.app.app.control.revoke([call.id for call in revoked])
+    worker.wait_for_log(rf"Tasks flagged as revoked: .*{revoked[-1].id}")
+    stage.open(name)
+    assert last.get(timeout=20) == 61
+    assert {call.state for call in revoked} == {"REVOKED"}
+    assert (first.get(timeout=30), numbers(stage, name)) == (0, [0, 61])
+
+
 def test_a_message_that_is_revoked_after_it_has_joined_is_passed_over(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:

@@ -109,7 +109,8 @@ class RedisCallQueue(CallQueue):
         perhaps: bool = False,
     ) -> None:
         task = unpublished.task if unpublished else ""
-        arguments = [scripts.milliseconds(seconds), task, "1" if perhaps else "0"]
+        # Not at least 1 ms, as a ttl: a look that follows at once finds the key due.
+        arguments = [str(round(seconds * 1000)), task, "1" if perhaps else "0"]
         command = scripts.QUEUE_DEFER.command([key, *Keyspace.call_queue(key)], arguments)
         self._run(command, timeout)
 
