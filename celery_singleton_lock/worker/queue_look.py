@@ -251,8 +251,9 @@ class QueueLook:
         clock, due_at = self._runtime.clock, 0.0
         while not self._is_over():
             key = None
-            with suppress(Empty):
-                key = self._soon.get(timeout=max(0.0, due_at - clock.now()))
+            if (left := due_at - clock.now()) > 0:
+                with suppress(Empty):
+                    key = self._soon.get(timeout=left)
             try:
                 with FORK_LOCKS["looks"]:
                     if key is not None:
