@@ -243,7 +243,9 @@ class SingletonTask(_Base[P, R]):
 
         Raises:
             DuplicateTask: An equal call is queued or running, and ``on_duplicate`` is ``"raise"``.
-            LockKeyError: The task is ``unique``, and its key can't be computed or is not stable.
+            LockKeyError: The task is ``unique`` or has ``on_conflict="queue"``, and its key can't
+                be computed or is not stable.
+            QueueFull, StoreError: The task has ``on_conflict="queue"``, and the call has no place.
             TypeError, ValueError: ``singleton`` has an option that a call may not set, or a wrong
                 value.
         """
