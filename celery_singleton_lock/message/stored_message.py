@@ -137,12 +137,21 @@ class StoredMessage:
         except (KeyError, TypeError, ValueError) as exc:
             raise ValueError(f"this is no stored message: {exc!r}") from exc
 
-    def publish(self, producer: Any, *, eta: float | None = None, **options: Any) -> None:
+    def publish(
+        self,
+        producer: Any,
+        *,
+        eta: float | None = None,
+        queues: Mapping[str, Queue] | None = None,
+        **options: Any,
+    ) -> None:
         """Publish the message.
 
         Args:
             producer: kombu's producer.
             eta: Until when a worker keeps it, in seconds since the epoch.
+            queues: The queues that are declared as they are here, by name. The arguments of a queue
+                may have changed since the call, and RabbitMQ refuses the former ones.
             options: ``retry`` and others, which concern this request.
         """
         headers = dict(self.headers)
@@ -153,6 +162,11 @@ class StoredMessage:
             # kombu looks there too, but binds each entity first: 0.1 ms of a queue's turn of 3 ms.
             declared = producer.channel.connection.client.declared_entities
             declare = tuple(entity for entity in declare if hash(entity) not in declared)
+        if queues is not None:
+            declare = tuple(
+                queues.get(entity.name, entity) if isinstance(entity, Queue) else entity
+                for entity in declare
+            )
         producer.publish(
             self.body,
             content_type=self.content_type,

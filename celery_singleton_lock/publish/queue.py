@@ -203,11 +203,12 @@ def publish_hint(app: Any, queue: CallQueue, hint: Hint, producer: Any = None) -
         eta = None
         if hint.countdown:
             eta = Runtime.of(app).clock.wall() + hint.countdown + _CLOCKS_DIFFER
+        options = {"eta": eta, "queues": app.amqp.queues, "retry": False}
         if producer is not None:
-            message.publish(producer, eta=eta, retry=False)
+            message.publish(producer, **options)
         else:
             with _hint_producers(app).acquire(block=True) as publisher:
-                message.publish(publisher, eta=eta, retry=False)
+                message.publish(publisher, **options)
     except Exception as exc:
         _publish_later(queue, hint, exc)
         return False

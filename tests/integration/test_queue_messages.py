@@ -553,6 +553,27 @@ def test_a_failover_that_loses_the_last_writes_loses_joins_and_no_key_is_stuck(
 
 
 @pytest.mark.slow
+def test_calls_that_wait_when_the_arguments_of_the_broker_s_queue_change_run_in_order(
+    redis_url: str, rabbit_url: str, tmp_path: Path, name: str
+) -> None:
+    """RabbitMQ refuses a declaration with the former ones."""
+    env = {"BROKER_URL": rabbit_url, "LIMITS": json.dumps({"x-max-length": 5})}
+    with open_stage(redis_url, tmp_path, APP, env) as stage:
+        former = stage.worker(concurrency=1, queues=["limited"])
+        first, *others = [
+            stage.app.late.apply_async((name, number, name), queue="limited") for number in range(3)
+        ]
+        begun(stage, name, 0)
+        power_cut(former, stage.journal)
+        with Connection(rabbit_url) as connection:
+            connection.default_channel.queue_delete("limited")
+        env = {"LIMITS": json.dumps({"x-max-length": 7})}
+        stage.worker(concurrency=1, queues=["limited"], env=env)
+        stage.open(name)
+        assert ended([first, *others]) == [0, 1, 2]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{"x-message-ttl": 1000}, {"x-max-length": 1}], ids=str)
 def test_calls_that_a_limited_queue_of_the_broker_drops_run_in_order(
     redis_url: str, rabbit_url: str, tmp_path: Path, name: str, limits: Mapping[str, int]
