@@ -312,9 +312,12 @@ def cancel(
         done = cancelled[call.name]
         outcome = "cancelled" if done else "not cancelled, it runs or has left the queue:"
         click.echo(f"{outcome} {shown(call.task_id)}", err=not done)
-    is_found = {call.task_id for call in calls} >= wanted if task_ids else bool(calls)
-    if not is_found:
-        click.echo("no such call waits in a queue" if task_ids else "nothing waits", err=True)
+    missing = sorted(wanted - {call.task_id for call in calls}) if task_ids else []
+    for name in missing:
+        click.echo(f"no such call waits in a queue: {shown(name)}", err=True)
+    if not (task_ids or calls):
+        click.echo("nothing waits", err=True)
+    is_found = bool(calls) and not missing
     ctx.exit(0 if is_found and (dry_run or all(cancelled.values())) else 1)
 
 

@@ -470,7 +470,10 @@ class KeyMaker:
         try:
             found = self._binder(*args, **kwargs)
         except TypeError:
-            self._signature.bind(*args, **kwargs)  # raises an error that names what does not fit
+            try:
+                self._signature.bind(*args, **kwargs)  # raises an error that says what does not fit
+            except TypeError as exc:
+                raise TypeError(f"{exc}: the task takes {self._signature}") from None
             raise
         return found if self._collector is None else {**found[self._collector], **found}
 

@@ -17,6 +17,7 @@ from ..core.key import Keyspace
 from ..core.store import MarkerState
 from ..errors import LeaseLost, LockConflict
 from ..message.skipped import is_skipped
+from ..publish.queue_results import TAKEN_OUT
 from .facts import Facts, gather
 from .keys import HeldKey, overdue
 from .queues import CallInQueue
@@ -151,6 +152,9 @@ def _revoked(facts: Facts) -> _Verdict | None:
         key, _, holder = reason.partition(" is held by ")
         text = f'It was revoked{at} by on_conflict="revoke", because {holder} held {key}.'
         return _Verdict(Fate.REVOKED, [text], key)
+    if reason.startswith(TAKEN_OUT):
+        text = f"It never began: it was {reason}."
+        return _Verdict(Fate.REVOKED, [text, f"REVOKED was stored{at}."], _own_key(facts))
     whats = {
         "terminated": f"revoke(terminate=True) ended its body{at}.",
         "expired": f"It was discarded{at}, because its `expires` had passed before it ran.",

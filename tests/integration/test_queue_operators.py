@@ -326,7 +326,7 @@ def test_several_calls_are_cancelled_by_id_and_an_unknown_one_is_told(
 ) -> None:
     first, second, third, last = waiting(stage, name, 4)
     status, text = cli(stage, "cancel", second.id, "unknown", third.id, "--yes")
-    assert (status, "no such call waits" in text) == (1, True)
+    assert (status, "no such call waits in a queue: unknown\n" in text) == (1, True)
     assert [second.state, third.state] == ["REVOKED"] * 2
     stage.open(name)
     assert ended([first, last]) == [0, 3]
@@ -451,6 +451,11 @@ def test_the_result_of_a_cancelled_call_names_the_operator(
     assert cli(stage, "cancel", second.id, "--yes", "--reason", "no")[0] == 0
     with pytest.raises(TaskRevokedError, match="by ann: no"):
         second.get(timeout=30)
+    found = inspection.explain(stage.app.app, second.id, timeout=0.1)
+    assert (found.fate, found.sentences[0]) == (
+        Fate.REVOKED,
+        "It never began: it was taken out of the queue of its key by ann: no.",
+    )
 
 
 @pytest.mark.parametrize(
