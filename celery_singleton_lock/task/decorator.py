@@ -142,11 +142,11 @@ def _refuse_mistakes(
             raise TypeError(
                 f"{where}: {name}={value!r} would replace the method {name}() of the task"
             )
-        if name in _CELERY_SINGLETONS:
+        if name in _OF_OTHER_LOCKS:
+            package, drop_in, same = _OF_OTHER_LOCKS[name]
             raise TypeError(
-                f"{where}: {name!r} is an option of celery-singleton. Here the same is "
-                f"{_CELERY_SINGLETONS[name]}. To keep the old options, take "
-                "base=celery_singleton_lock.migration.Singleton"
+                f"{where}: {name!r} is an option of {package}. Here the same is {same}. To keep "
+                f"the old options, take base=celery_singleton_lock.migration.{drop_in}"
             )
         if (known := _meant(name)) is not None:
             raise TypeError(
@@ -157,12 +157,34 @@ def _refuse_mistakes(
 
 # Options of one rule for conflicts, whose names say so: an attribute would have no effect.
 _OF_ONE_RULE = {"delay": "retry", "max_delay": "retry", "max_wait": "retry", "max_waiting": "queue"}
-# Options of celery-singleton's tasks, and the corresponding options of this library. As attributes
-# they would be ignored silently.
-_CELERY_SINGLETONS = {
-    "lock_expiry": "unique_for (seconds of a claim) and ttl (seconds of a dead holder's lease)",
-    "raise_on_duplicate": 'unique="until_done", on_duplicate="raise"',
-    "unique_on": 'key=("name of an argument", ...)',
+# Options of other locks: the package, its drop-in base in `migration`, and the same option here. As
+# attributes they would be ignored silently, and with them the key.
+_OF_OTHER_LOCKS = {
+    "lock_expiry": (
+        "celery-singleton",
+        "Singleton",
+        "unique_for (seconds of a claim) and ttl (seconds of a dead holder's lease)",
+    ),
+    "raise_on_duplicate": (
+        "celery-singleton",
+        "Singleton",
+        'unique="until_done", on_duplicate="raise"',
+    ),
+    "unique_on": (
+        "celery-singleton",
+        "Singleton",
+        'key=("name of an argument", ...)',
+    ),
+    "once": (
+        "celery-once",
+        "QueueOnce",
+        'unique="until_done", on_duplicate="raise", key=("name of an argument", ...)',
+    ),
+    "heimdall": (
+        "celery-heimdall",
+        "HeimdallTask",
+        'unique="until_done", key=("name of an argument", ...)',
+    ),
 }
 # Prefixes of hooks. Other methods of Celery's Task are not options.
 _HOOKS = ("after_", "before_", "on_", "shadow_")

@@ -780,6 +780,8 @@ def error_of(kind: type[Exception], **named: Any) -> str:
         ({"unique_on": ["account_id"]}, TypeError, 'Here the same is key=("name of'),
         ({"lock_expiry": 10}, TypeError, "celery-singleton. Here the same is unique_for"),
         ({"raise_on_duplicate": True}, TypeError, 'on_duplicate="raise"'),
+        ({"once": {"keys": ["account_id"]}}, TypeError, "migration.QueueOnce"),
+        ({"heimdall": {"unique": True}}, TypeError, "celery-heimdall. Here the same is unique="),
         ({"max_wait": 5}, TypeError, "write on_conflict=OnConflict.retry(max_wait=5)"),
         ({"unique": "until_start", "max_wait": 5}, TypeError, "OnConflict.retry(max_wait=5)"),
         ({"max_waiting": 5}, TypeError, "write on_conflict=OnConflict.queue(max_waiting=5)"),
@@ -859,8 +861,6 @@ def test_a_wrong_option_fails_at_the_decorator_and_names_the_cure(
 
 OF_OTHERS: dict[str, Any] = {
     "my_attribute": 1,
-    "heimdall": {"unique": True},
-    "once": {"graceful": True},
     "rate_limit_key": "x",
     "url": "https://example.org",
     "max_attempts": 5,
