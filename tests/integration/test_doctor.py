@@ -373,6 +373,7 @@ def test_a_database_that_the_server_does_not_have_is_an_error_about_its_number(
     (finding,) = found(app, "database")
     assert finding.severity is Severity.ERROR
     assert "database number" in finding.remedy
+    assert not found(app, "server"), "INFO is not what it refuses"
 
 
 def test_a_replica_is_an_error(server: PrivateServer, raw: Any) -> None:

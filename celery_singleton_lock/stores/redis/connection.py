@@ -278,16 +278,15 @@ class Connections:
 
         Raises:
             StoreUnavailable: The server doesn't answer.
-            StoreError: The server refuses the login.
+            StoreError: The server refuses the connection, such as its login or database number.
         """
         try:
             (text,) = self.run([("INFO", section)], OPERATOR_TIMEOUT)
-        except StoreUnavailable:
-            raise
         except StoreError as exc:
-            if isinstance(exc.__cause__, redis.exceptions.AuthenticationError):
-                raise  # the login was refused, not INFO
-            return {}
+            denied = isinstance(exc.__cause__, redis.exceptions.NoPermissionError)
+            if denied or "unknown command" in str(exc):
+                return {}
+            raise
         lines = text.decode().splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
