@@ -227,20 +227,29 @@ def test_no_body_starts_before_a_revoked_one_has_ended(
 
 @pytest.mark.parametrize(
     "shutdown",
-    ["warm", *(pytest.param(shutdown, marks=pytest.mark.slow) for shutdown in ("soft", "cold"))],
+    [
+        "warm",
+        *(
+            pytest.param(shutdown, marks=pytest.mark.slow)
+            for shutdown in ("soft", "remapped", "cold")
+        ),
+    ],
 )
 def test_a_shutdown_frees_the_keys_of_what_it_ends_and_only_then(
     worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal, shutdown: str
 ) -> None:
     seconds = 3 if shutdown == "warm" else 30
-    environment = {"SOFT_SHUTDOWN": "1"} if shutdown == "soft" else {}
+    environment = {
+        "soft": {"SOFT_SHUTDOWN": "1"},
+        "remapped": {"SOFT_SHUTDOWN": "1", "REMAP_SIGTERM": "SIGQUIT"},
+    }.get(shutdown, {})
     ending = worker(LOSS, concurrency=2, queues=["ending"], env=environment)
     worker(LOSS, concurrency=2)
     early = loss.early.apply_async(("early", "sleep", seconds), queue="ending")
     late = loss.late.apply_async(("late", "sleep", seconds, 0.5), queue="ending")
     journal.wait_for_starts(2)
     competitors = [loss.competitor.delay("early"), loss.competitor.delay("late")]
-    ending.send_signal(signal.SIGTERM if shutdown == "warm" else signal.SIGQUIT)
+    ending.send_signal(signal.SIGTERM if shutdown in ("warm", "remapped") else signal.SIGQUIT)
     for competitor in competitors:
         competitor.get(timeout=SOON)
     assert ending.wait(SOON) is not None
