@@ -213,7 +213,7 @@ def _without_message() -> None:
 
 def _without_looks() -> None:
     """A hint that got lost is lost."""
-    QueueLook.look = lambda self: None  # type: ignore[method-assign]
+    QueueLook.start = lambda self: None  # type: ignore[method-assign]
 
 
 def _absent_means_ended() -> None:
