@@ -308,7 +308,7 @@ def stored_names(text: str) -> set[str]:
     may end at any of its colons), and with or without a slot number.
     """
     names = {text}
-    # A command line may contain any bytes. ("replace" would make another key of them: "?" is text.)
+    # A command line may contain any bytes. Not "replace": its "?" may be in another key.
     text = text.encode(errors="backslashreplace").decode()
     base, hash_sign, slot = text.rpartition("#")
     for key, end in ((text, ""), (base, hash_sign + slot)) if slot.isdecimal() else ((text, ""),):
