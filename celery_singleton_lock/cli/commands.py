@@ -444,7 +444,7 @@ def _nothing(chosen: Filter) -> str:
     wider = f"*{chosen.pattern.strip('*')}*"
     if not is_glob(chosen.pattern) or chosen.pattern == wider:
         return "nothing matches"
-    return f"nothing matches: a glob has to match the whole key; for a part of it write {shown(wider)!r}"
+    return f"nothing matches: a glob is for the whole key; for a part of it write {shown(wider)!r}"
 
 
 def _these(number: int, noun: str) -> str:

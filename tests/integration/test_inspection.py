@@ -214,7 +214,7 @@ def test_a_pattern_is_a_part_of_a_key_or_a_glob_for_all_of_it(stage: Stage, cli:
                 assert [row["key"] for row in found] == [lease.key], pattern
             nothing = cli("ls", f"{key[:3]}*").out
             assert nothing == (
-                "nothing matches: a glob has to match the whole key; for a part of it write "
+                "nothing matches: a glob is for the whole key; for a part of it write "
                 f"'*{key[:3]}*'\n"
             )
             assert lease.key in cli("ls", f"*{key[:3]}*").out
@@ -256,7 +256,7 @@ def test_release_frees_a_scope_key_by_key_after_a_dry_run(stage: Stage, cli: Cli
     assert stage.leases["c"].loss.detail.endswith(": cleanup")
     nothing = cli("release", "--pattern", "*:none", "--yes")
     assert nothing.status == 1
-    assert nothing.err.startswith("nothing matches: a glob has to match the whole key")
+    assert nothing.err.startswith("nothing matches: a glob is for the whole key")
 
 
 @pytest.mark.slow
