@@ -10,15 +10,19 @@ JOBS ?= 6
 ARGS ?=
 DEMO_ARGS ?=
 
-VENV := .venv
+# The versions to install, a file of constraints/: make test VERSIONS=celery-5.5
+VERSIONS ?= dev
+VENV := $(if $(filter dev,$(VERSIONS)),.venv,.venv-$(VERSIONS))
 BIN := $(VENV)/bin
 DEMO_READY := $(VENV)/.demo-ready
 DEV_READY := $(VENV)/.dev-ready
 BENCH_READY := $(VENV)/.bench-ready
 DOCS_READY := $(VENV)/.docs-ready
-OLDEST := .venv-oldest
 AGENTS := .venv-agents
-OLDEST_PACKAGES := 'celery==5.5.*' 'redis==5.2.*'
+# The oldest that are allowed, and what lock files hold: the extra celery[redis] of 5.6 wants redis below 6.5.
+CELERY_5_5 := 'celery==5.5.*' 'kombu==5.5.*' 'redis==5.2.*'
+CELERY_5_6_REDIS_6 := 'celery==5.6.*' 'kombu==5.6.*' 'redis==6.4.*'
+CELERY_5_6 := 'celery==5.6.*'
 AGENT_PACKAGES := hypothesis psutil pytest pytest-celery pytest-timeout pytest-xdist \
   ddtrace sentry-sdk newrelic opentelemetry-distro opentelemetry-instrumentation-celery
 OLDER_AGENTS := 'ddtrace==2.21.*' 'sentry-sdk==2.54.*'
@@ -31,7 +35,7 @@ ROWS := tests/unit/test_documented_surface.py tests/unit/test_public_surface.py 
 
 # What is installed is pinned, so that a release on the index changes nothing here; the newest of
 # everything: make test CONSTRAINTS= VENV=.venv-newest
-CONSTRAINTS ?= constraints/dev.txt
+CONSTRAINTS ?= constraints/$(VERSIONS).txt
 # With its whole path: pip is called in other directories, too, to build this package.
 export PIP_CONSTRAINT := $(abspath $(CONSTRAINTS))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -63,10 +67,6 @@ test-all:  ## everything that make test leaves out: slow, oldest, agents, newest
 .PHONY: steady
 steady: $(DEV_READY)  ## a test twenty times, ten of them beside two busy loops: ARGS="path::test"
 	$(BIN)/python -m tests.ci.steady $(ARGS)
-
-.PHONY: test-oldest
-test-oldest: $(OLDEST)/.ready  ## units and contracts with the oldest Celery and redis-py allowed
-	$(OLDEST)/bin/python -m pytest -m "not slow" -n $(JOBS) tests/unit tests/contract $(ARGS)
 
 .PHONY: test-agents
 test-agents: $(AGENTS)/.ready  ## real workers under Datadog's, Sentry's, OpenTelemetry's and New Relic's agents
@@ -120,8 +120,10 @@ docs: $(DOCS_READY)  ## the documentation site, in build/docs; every warning is 
 constraints: | $(BIN)/python  ## the newest versions of everything that make installs, into constraints/
 	$(BIN)/python -m pip install --quiet uv
 	printf '%s\n' $(BUILD_PACKAGES) | $(COMPILE) --all-extras pyproject.toml - -o constraints/dev.txt
-	printf '%s\n' $(BUILD_PACKAGES) $(OLDEST_PACKAGES) | \
-	  $(COMPILE) --all-extras pyproject.toml - -o constraints/oldest.txt
+	printf '%s\n' $(BUILD_PACKAGES) $(CELERY_5_5) | $(COMPILE) --all-extras pyproject.toml - -o constraints/celery-5.5.txt
+	printf '%s\n' $(BUILD_PACKAGES) $(CELERY_5_6) | $(COMPILE) --all-extras pyproject.toml - -o constraints/celery-5.6.txt
+	printf '%s\n' $(BUILD_PACKAGES) $(CELERY_5_6_REDIS_6) | \
+	  $(COMPILE) --all-extras pyproject.toml - -o constraints/celery-5.6-redis-6.txt
 	printf '%s\n' $(BUILD_PACKAGES) $(AGENT_PACKAGES) | $(COMPILE) pyproject.toml - -o constraints/agents.txt
 	printf '%s\n' $(BUILD_PACKAGES) $(OLDER_AGENTS) | $(COMPILE) - -o constraints/older-agents.txt
 
@@ -133,7 +135,7 @@ build: $(DEV_READY)  ## wheel and source archive in dist/
 
 .PHONY: clean
 clean:  ## remove everything that was made here
-	rm -rf $(VENV) $(OLDEST) $(AGENTS) .venv-python3.14 build dist demo-output .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* build dist demo-output .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: board
@@ -152,12 +154,6 @@ $(BENCH_READY): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 
 $(DOCS_READY): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
-	@touch $@
-
-$(OLDEST)/.ready: pyproject.toml constraints/oldest.txt | $(BIN)/python
-	@echo "make: installing packages into $(OLDEST), which takes about a minute"
-	$(BIN)/python -m venv $(OLDEST)
-	PIP_CONSTRAINT=constraints/oldest.txt $(OLDEST)/bin/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
 # The newest agents; in a directory of their own, the last ones that nest headers in every message.

