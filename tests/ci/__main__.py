@@ -28,9 +28,13 @@ from tests.ci.step import Result, Runner, Step
 #: minutes at most on two cores.
 SLOW_PARTS, ALONE_PARTS = 10, 2
 
-#: Versions of Celery, kombu and redis-py that users have beside the newest: the files of constraints/
-#: with which all of `make test` has to pass.
-VERSIONS = ("celery-5.5", "celery-5.6-redis-6", "celery-5.6")
+#: Other versions of Celery, kombu and redis-py that users have, as a file of constraints/, each
+#: with another server: all of `make test` has to pass. `redis-server` is what the system packages.
+VERSIONS = {
+    "celery-5.5": "redis-6.2",
+    "celery-5.6-redis-6": "redis-server",
+    "celery-5.6": "redis-8.2",
+}
 
 #: Seconds. Installing system packages takes 60 to 120 of a new machine, and a step of tests half
 #: its limit; together they would be above the limit of all.
@@ -47,7 +51,8 @@ def always() -> list[Step]:
     return [
         Step(name="check", command=("make", "check"), limit=_CHECK),
         Step(name="docs", command=("make", "docs"), limit=_CHECK),
-        Step(name="test", command=("make", "test"), limit=_TEST, tests=True),
+        # The server that a machine without one gets.
+        Step(name="test", command=("make", "test", "SERVER=embedded"), limit=_TEST, tests=True),
     ]
 
 
@@ -56,7 +61,7 @@ def parts() -> list[Step]:
     found = [
         *_in_parts("slow", "test-slow", SLOW_PARTS),
         *_in_parts("alone", "test-alone", ALONE_PARTS),
-        *map(_with_versions, VERSIONS),
+        *(_with_versions(*each) for each in VERSIONS.items()),
         Step(name="agents", command=("make", "test-agents"), limit=_PART, tests=True),
     ]
     if shutil.which("python3.14"):
@@ -65,8 +70,8 @@ def parts() -> list[Step]:
     return found
 
 
-def _with_versions(versions: str) -> Step:
-    command = ("make", "test", f"VERSIONS={versions}")
+def _with_versions(versions: str, server: str) -> Step:
+    command = ("make", "test", f"VERSIONS={versions}", f"SERVER={server}")
     return Step(name=versions, command=command, limit=_PART, tests=True)
 
 

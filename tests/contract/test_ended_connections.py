@@ -317,7 +317,7 @@ def starting(server: PrivateServer) -> Iterator[None]:
 #: What some servers say.
 SAYS = {
     "is-full": "the store doesn't answer: max number of clients reached",
-    "loads": "the store doesn't answer: Redis is loading the dataset in memory",
+    "loads": "is loading the dataset in memory",
 }
 
 
@@ -355,7 +355,7 @@ def test_a_server_that_does_not_serve_yet_is_asked_about_once_a_second(
             client.config_set("maxclients", 1000)
         wait_until(worker.answered, "the lease is renewed")
     if how in SAYS:
-        assert SAYS[how] in {str(one) for one in worker.renewals}, worker.renewals
+        assert any(SAYS[how] in str(one) for one in worker.renewals), worker.renewals
     # The pause is 0.86 s at least. A loaded machine makes it longer.
     assert all(later - sooner > 0.8 for sooner, later in pairwise(worker.asked_at))
     assert not lost.is_set()

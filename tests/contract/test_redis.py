@@ -38,6 +38,7 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from example_project.private_server import PrivateServer, free_port
 from tests.harness.keys import EVERY_NAME
+from tests.harness.servers import server_version
 
 FOREIGN = {
     "text": b"another's data",
@@ -162,8 +163,11 @@ def test_a_renewal_says_the_same_and_is_denied_nothing_with_and_without_the_righ
             LossReason.GONE,
         ]
     stats = raw.info("commandstats")
+    if server_version() < (7, 0):  # a script can't ask for its rights
+        reads = {"get"}
     assert {name for name in ("get", "mget") if f"cmdstat_{name}" in stats} == reads
-    assert raw.execute_command("ACL LOG") == []
+    # The client library introduces itself, which needs no right: most servers note the refusal.
+    assert {entry["object"].partition("|")[0] for entry in raw.acl_log()} <= {"client"}
 
 
 def test_foreign_keys_under_the_prefix_do_not_end_a_scan(

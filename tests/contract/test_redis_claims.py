@@ -42,6 +42,7 @@ from celery_singleton_lock.testing.contract.steps import (
 )
 from example_project.private_server import PrivateServer
 from tests.harness.keys import EVERY_NAME
+from tests.harness.servers import server_version
 
 FOREIGN = {
     "text": b"another's data",
@@ -270,7 +271,9 @@ def test_a_claim_and_a_duplicate_cost_one_command_and_no_script(
     for _ in range(3):
         assert admit(redis_store, claim, new_token(), wants_ttl=False) is not None
     found = asked(raw)
-    assert (found["set"], found["get"], found["evalsha"], found["eval"]) == (4, 0, 0, 0)
+    # Redis 6.2 has no SET with NX and GET, so the script does it.
+    commands = (4, 0, 0, 0) if server_version() >= (7, 0) else (1, 4, 4, 0)
+    assert (found["set"], found["get"], found["evalsha"], found["eval"]) == commands
 
 
 def test_where_the_command_is_refused_the_script_claims_and_the_command_is_not_tried_again(
@@ -303,4 +306,4 @@ def test_a_key_at_which_the_command_fails_does_not_end_its_use(
     asked(raw)
     assert admit(redis_store, new_claim()[1], new_token(), wants_ttl=False) is None
     found = asked(raw)
-    assert (found["set"], found["evalsha"]) == (1, 0)
+    assert (found["set"], found["evalsha"]) == (1, 0 if server_version() >= (7, 0) else 1)

@@ -219,7 +219,8 @@ def test_a_release_has_no_command_for_waiters_where_there_are_none(
         return {name.removeprefix("cmdstat_") for name in raw.info("commandstats")}
 
     commands()  # a server that hasn't seen the script yet is taught it
-    assert commands() - {"info", "config|resetstat"} == {"evalsha", "get", "del"}
+    # Redis 6.2 counts subcommands under their command.
+    assert commands() - {"info", "config", "config|resetstat"} == {"evalsha", "get", "del"}
     assert {"zcount", "rpush"} <= commands(new_token())
 
 

@@ -21,15 +21,21 @@ from celery.utils.dispatch import Signal
 
 from celery_singleton_lock import instrumentation as our_signals
 
-# What every new app of this process is given when it is first used; private, and not in the stubs.
-_ON_APP_FINALIZE: set[object] = vars(_state)["_on_app_finalizers"]
-
 _SIGNALS = [
     signal
     for module in (celery_signals, our_signals)
     for signal in vars(module).values()
     if isinstance(signal, Signal)
 ]
+
+
+def shared_task_finalizers() -> set[object]:
+    """What every new app of this process is given when it is first used; private, not in the stubs.
+
+    Celery's own fixture `celery_app` replaces the set at its end.
+    """
+    found: set[object] = vars(_state)["_on_app_finalizers"]
+    return found
 
 
 def _receivers_from(module: str, signal: Signal) -> list[Any]:
@@ -79,12 +85,12 @@ def without_tasks_of_other_tests() -> Iterator[None]:
 
     Celery makes those first, and of two tasks of one name the first one stays.
     """
-    shared = {each for each in _ON_APP_FINALIZE if each.__module__ != "celery.app.builtins"}
-    _ON_APP_FINALIZE.difference_update(shared)
+    shared = {each for each in shared_task_finalizers() if each.__module__ != "celery.app.builtins"}
+    shared_task_finalizers().difference_update(shared)
     try:
         yield
     finally:
-        _ON_APP_FINALIZE.update(shared)
+        shared_task_finalizers().update(shared)
 
 
 @contextmanager
@@ -94,7 +100,7 @@ def fresh_module(name: str, env: Mapping[str, str]) -> Iterator[ModuleType]:
     The module's app must be its attribute ``app``.
     """
     environment = dict(os.environ)
-    finalizers = set(_ON_APP_FINALIZE)
+    finalizers = set(shared_task_finalizers())
     os.environ.update(env)
     sys.modules.pop(name, None)
     try:
@@ -102,7 +108,7 @@ def fresh_module(name: str, env: Mapping[str, str]) -> Iterator[ModuleType]:
         module.app.finalize()
         # `@app.task` registers a task with every app that is made later in this process too. The
         # next copy would get this copy's functions under the same names.
-        _ON_APP_FINALIZE.intersection_update(finalizers)
+        shared_task_finalizers().intersection_update(finalizers)
         # A replacement would stay for all later tests of this process. An app makes it in its
         # worker or beat, by `worker_init` or `beat_init`.
         assert not (replaced := _replaced_by(name)), f"{name} has replaced {replaced} here"

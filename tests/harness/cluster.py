@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Self
 
 import redis
@@ -14,12 +15,31 @@ from tests.harness.addresses import LOCAL, redis_arguments
 from tests.harness.certificates import Certificates
 from tests.harness.deliveries import wait_until
 from tests.harness.sentinels import client_of, link_of
+from tests.harness.servers import server_version
 
 #: Seconds after which a silent node is thought to be down; its replica is elected 1 to 3 later.
 NODE_TIMEOUT = 1.0
 
 _SLOTS = 16384
 _MASTERS = 3
+
+
+def cluster_ports() -> tuple[int, int]:
+    """Free ports of a node: for clients, and for the other nodes."""
+    if server_version() >= (7, 0):
+        return free_port(), free_port()
+    # Redis 6.2 has no option for the second one: it lies so far above the first.
+    while True:
+        port = free_port()
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((LOCAL, port + 10_000))
+            return port, port + 10_000
+
+
+def cluster_options(bus_port: int) -> dict[str, str]:
+    """The options that make a server a node, with its port for the other nodes."""
+    chosen = {"--cluster-port": str(bus_port)} if server_version() >= (7, 0) else {}
+    return {"--cluster-enabled": "yes", **chosen}
 
 
 class Cluster:
@@ -53,16 +73,17 @@ class Cluster:
         with ExitStack() as stack:
             bus_ports = []
             for _ in range(2 * _MASTERS):
-                bus_ports.append(free_port())
-                self._tls_ports.append(free_port())
-                options = self._options(bus_ports[-1])
+                port, bus_port = cluster_ports()
+                bus_ports.append(bus_port)
+                self._tls_ports.append(port if self._tls else 0)
+                options = self._options(bus_port)
                 if self._tls:
                     options += [
                         *self._tls.redis_arguments(self._tls_ports[-1]),
                         "--tls-cluster",
                         "yes",
                     ]
-                node = PrivateServer(arguments=options)
+                node = PrivateServer(port=None if self._tls else port, arguments=options)
                 self.nodes.append(stack.enter_context(node))
             self._form(bus_ports)
             self._stack = stack.pop_all()
@@ -144,8 +165,7 @@ class Cluster:
 
     def _options(self, bus_port: int) -> list[str]:
         options = {
-            "--cluster-enabled": "yes",
-            "--cluster-port": str(bus_port),
+            **cluster_options(bus_port),
             "--cluster-node-timeout": str(int(NODE_TIMEOUT * 1000)),
             # A replica may be promoted however long its stream has been cut.
             "--cluster-replica-validity-factor": "0",
@@ -163,7 +183,7 @@ class Cluster:
                 if number < _MASTERS:
                     begin = number * _SLOTS // _MASTERS
                     end = (number + 1) * _SLOTS // _MASTERS - 1
-                    client.execute_command("CLUSTER ADDSLOTSRANGE", begin, end)
+                    client.execute_command("CLUSTER ADDSLOTS", *range(begin, end + 1))
         with client_of(self.nodes[0]) as client:
             for port, bus_port in zip(self._ports()[1:], bus_ports[1:], strict=True):
                 client.execute_command("CLUSTER MEET", self._address, port, bus_port)

@@ -27,6 +27,7 @@ from celery import _state
 from kombu import pools
 
 from celery_singleton_lock.core import observers
+from tests.harness.app_module import shared_task_finalizers
 from tests.harness.processes import reader_of
 
 # Private, and not in the stubs.
@@ -119,12 +120,6 @@ class Open:
             pause = min(2 * pause, 1.0)
 
 
-def _finalizers() -> set[object]:
-    """The functions of shared tasks. Celery's fixture ``celery_app`` replaces the set."""
-    found: set[object] = vars(_state)["_on_app_finalizers"]
-    return found
-
-
 def _may_stay(thread: threading.Thread) -> bool:
     # Native threads get a stand-in, which outlives them, when they first log something.
     if isinstance(thread, threading._DummyThread) or thread.name.startswith(_ENDLESS):
@@ -204,7 +199,7 @@ class _Check:
         if not self._shared:
             self._before, self._names = self._after or Open.now(), set()
             self._after = None
-            self._current_app, self._finalizers = _TLS.current_app, set(_finalizers())
+            self._current_app, self._finalizers = _TLS.current_app, set(shared_task_finalizers())
             self._failures = item.session.testsfailed
         return (yield)
 
@@ -239,7 +234,7 @@ class _Check:
         # Celery keeps the app that was made last, and the functions of shared tasks, which it would
         # give to the apps of later tests: another task of the same name would not be registered.
         _TLS.current_app = self._current_app
-        _finalizers().intersection_update(self._finalizers)
+        shared_task_finalizers().intersection_update(self._finalizers)
         # The traceback of a failure refers to the variables of its test, too.
         if self._failures != item.session.testsfailed:
             return result

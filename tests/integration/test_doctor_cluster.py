@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock.doctor import Severity
 from example_project.private_server import PrivateServer, free_port
-from tests.harness.cluster import Cluster
+from tests.harness.cluster import Cluster, cluster_options, cluster_ports
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
 from tests.harness.keys import EVERY_NAME
@@ -136,16 +136,18 @@ def test_slots_without_a_master_are_an_error(private_cluster: Cluster) -> None:
 
 
 def test_too_few_masters_and_clocks_apart_are_warnings() -> None:
-    def options() -> list[str]:
-        return ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
+    def options(bus_port: int) -> list[str]:
+        return [word for pair in cluster_options(bus_port).items() for word in pair]
 
-    with PrivateServer(arguments=options()) as node, client_of(node) as client:
-        client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+    port, bus = cluster_ports()
+    with PrivateServer(port=port, arguments=options(bus)) as node, client_of(node) as client:
+        client.execute_command("CLUSTER ADDSLOTS", *range(16384))
         app = app_on(f"redis+cluster://127.0.0.1:{node.port}")
         wait_until(lambda: severities(app)["cluster"] is Severity.OK, "it is a cluster", timeout=60)
         here = severities(app)
         assert here["masters"] is here["replicas"] is Severity.WARNING
         bus = free_port()
+        # Its server is a Valkey in any case.
         arguments = ["--cluster-enabled", "yes", "--cluster-port", str(bus)]
         with server_with_clock("+30s", arguments) as fast:
             client.execute_command("CLUSTER MEET", "127.0.0.1", fast.port, bus)

@@ -52,6 +52,14 @@ from ..idle_connections import MAX_IDLE, IdleSweep
 from ..urls import Address, StoreUrl
 from .async_release import PendingRelease
 from .scripts import Command, pack
+from .server_errors import (
+    is_denied,
+    is_not_clustered,
+    is_temporary,
+    is_unknown_command,
+    is_without_password,
+    own_error,
+)
 from .url import PORT, connection_options
 
 #: Seconds to wait for a reply to a request of the command line or the doctor. It may be long,
@@ -61,8 +69,6 @@ OPERATOR_TIMEOUT: Final = 2.0
 # The exceptions that redis-py raises while it reads. For a reply that is not RESP, int() raises a
 # ValueError.
 _READ_ERRORS: Final = (redis.exceptions.RedisError, OSError, ValueError)
-# What a server says of a right that a script lacks; it does not say which right.
-_DENIED_IN_SCRIPT: Final = "The user executing the script can't run this command"
 _WHICH_RIGHT: Final = "; `celery -A ... singleton doctor` says which rights are missing"
 # The read errors that are no replies to a command: the connection is broken, or no Redis answers.
 _BROKEN: Final = (
@@ -73,13 +79,6 @@ _BROKEN: Final = (
     ValueError,
 )
 
-# Replies to AUTH of a server that has no password: since Redis 6, and before.
-_NO_PASSWORD: Final = ("without any password configured", "no password is set")
-# CLUSTERDOWN and MASTERDOWN end with a failover. TRYAGAIN ends with the migration of a slot.
-_TEMPORARY: Final = (redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError)
-# Other temporary errors: a script has blocked the server for longer than its busy-reply-threshold,
-# too few replicas are connected, and the server could not save its data.
-_TEMPORARY_CODES: Final = ("BUSY ", "NOREPLICAS ", "MISCONF ")
 # Seconds after which an idle connection is checked before use. A command sent on a connection that
 # the server has closed gets no reply, so it is unknown whether a release was executed or the lease
 # was lost with the server. The check costs a system call. A task with an empty body releases sooner
@@ -283,8 +282,8 @@ class Connections:
         try:
             (text,) = self.run([("INFO", section)], OPERATOR_TIMEOUT)
         except StoreError as exc:
-            denied = isinstance(exc.__cause__, redis.exceptions.NoPermissionError)
-            if denied or "unknown command" in str(exc):
+            cause = exc.__cause__
+            if is_denied(cause) or is_unknown_command(cause):
                 return {}
             raise
         lines = text.decode().splitlines()
@@ -411,7 +410,7 @@ class Connections:
             try:
                 client.connect()
             except redis.exceptions.AuthenticationError as exc:
-                if not any(text in str(exc) for text in _NO_PASSWORD):
+                if not is_without_password(exc):
                     raise
                 # Celery's connections log in by HELLO since redis-py 8. There such a server accepts
                 # any password.
@@ -493,7 +492,7 @@ class Connection:
                 except redis.exceptions.ResponseError as exc:
                     # Its traceback has this frame, and so the replies, of which it is one: a cycle,
                     # which keeps all that the callers have until the garbage collector comes.
-                    reply = exc.with_traceback(None)
+                    reply = own_error(exc).with_traceback(None)
                 replies.append(reply)
             if until is not None:
                 client._sock.settimeout(client.socket_timeout)
@@ -673,21 +672,21 @@ def read(client: Any) -> Any:
         # The connection stays open: after a timeout the caller may wait for the rest of the reply.
         return client.read_response(disable_decoding=True, disconnect_on_error=False)
     except redis.exceptions.ResponseError as exc:
-        return exc
+        return own_error(exc)
 
 
 def _mapped(error: Exception, address: str) -> StoreError:
     """This library's error for an error reply of the server at ``address``."""
     if isinstance(error, redis.exceptions.ReadOnlyError):
         return StoreUnavailable(f"the store is a replica now: {error}")
-    if isinstance(error, _TEMPORARY) or str(error).startswith(_TEMPORARY_CODES):
+    if is_temporary(error):
         return StoreUnavailable(f"the store can't answer now: {error}")
     if isinstance(error, redis.exceptions.AskError):  # MovedError is a subclass
         return StoreError(
             f"the store is one node of a Redis Cluster ({error}): name it redis+cluster://"
         )
-    if "cluster support disabled" in str(error):
+    if is_not_clustered(error):
         return StoreError(f"{address} belongs to no Redis Cluster: name it redis:// ({error})")
     # Permanent, such as a wrong type or a missing right.
-    more = _WHICH_RIGHT if _DENIED_IN_SCRIPT in str(error) else ""
+    more = _WHICH_RIGHT if is_denied(error) else ""
     return StoreError(f"the store refuses: {error}{more}")

@@ -72,6 +72,7 @@ from . import scripts
 from .async_release import PendingReleases
 from .call_queue import RedisCallQueue, hint_of
 from .connection import OPERATOR_TIMEOUT, Connections
+from .server_errors import is_denied, is_wrong_type
 from .wait_queue import RedisTicket, WaitQueues
 
 R = TypeVar("R")
@@ -466,7 +467,7 @@ class RedisStore(Store):
             try:
                 self._connections.run([command], OPERATOR_TIMEOUT)
             except StoreError as exc:
-                if not isinstance(exc.__cause__, redis.exceptions.NoPermissionError):
+                if not is_denied(exc.__cause__):
                     raise
                 missing.append(command[0])
         if "BLPOP" in missing or "HDEL" in missing:
@@ -555,7 +556,7 @@ class RedisStore(Store):
                 try:
                     ((cursor, keys),) = server.run([command], OPERATOR_TIMEOUT)
                 except StoreError as exc:
-                    if not isinstance(exc.__cause__, redis.exceptions.NoPermissionError):
+                    if not is_denied(exc.__cause__):
                         raise
                     raise StoreError(f"{_NO_SCAN} ({exc})") from exc
                 found.update(keys)
@@ -593,7 +594,7 @@ class RedisStore(Store):
             name = key.decode() if key.isascii() else key
             reads += ((read, name), ("PTTL", name))
         replies = self._connections.run(reads, OPERATOR_TIMEOUT, check=False) if reads else []
-        self._connections.checked([reply for reply in replies if not _is_of_type(reply)])
+        self._connections.checked([reply for reply in replies if not is_wrong_type(reply)])
         each = iter(replies)
         return zip(keys, each, each, strict=False)
 
@@ -685,10 +686,6 @@ def _claim_record(request: Admit, value: bytes, ttl_ms: float) -> Record:
     if record is None:
         raise StoreError(f"{request.key!r} holds something that this version can't read")
     return record
-
-
-def _is_of_type(reply: Any) -> bool:
-    return isinstance(reply, Exception) and str(reply).startswith("WRONGTYPE ")
 
 
 def _problem_with(name: str, kind: bytes, ttl_ms: int) -> str:

@@ -34,6 +34,7 @@ from ...core.clock import Clock, SystemClock
 from ...errors import StoreError
 from .connection import Connection, Connections
 from .scripts import pack
+from .server_errors import is_denied, is_unknown_command
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -43,7 +44,6 @@ _LONGEST_BLOCK: Final = 60
 # The number of consecutive broken connections after which a ticket is given up. A proxy on the way
 # to the server may not allow connections that block.
 _BREAKS: Final = 3
-_UNKNOWN: Final = ("unknown command", "unknown cmd")
 
 
 class WaitQueues:
@@ -102,8 +102,7 @@ class RedisTicket:
             except StoreError:
                 break
             if found and isinstance(found[0], redis.exceptions.ResponseError):
-                denied = isinstance(found[0], redis.exceptions.NoPermissionError)
-                if denied or str(found[0]).startswith(_UNKNOWN):  # the server can't block
+                if is_denied(found[0]) or is_unknown_command(found[0]):  # the server can't block
                     self.queues.deny(found[0])
                     self._hang_up()
                     return None
