@@ -266,7 +266,7 @@ def check_version(context: Context, server: Server) -> Findings:
         text = "INFO is denied: version, eviction policy, persistence and replicas are unknown"
         yield note("server", text, "grant +info, or make sure of maxmemory-policy noeviction")
     elif server.version:
-        numbers = tuple(int(part) for part in re.findall(r"\d+", server.version)[:3])
+        numbers = _numbers(server.version)
         oldest, name = _OLDEST[server.product], f"{server.product} {server.version}"
         if numbers < oldest:
             newer = f"{server.product} {oldest[0]}.{oldest[1]} or newer"
@@ -277,6 +277,10 @@ def check_version(context: Context, server: Server) -> Findings:
             yield report("server", f"{name}: {flaw}", f"{server.product} {mended} or newer")
         else:
             yield ok("server", name)
+
+
+def _numbers(version: str) -> _Version:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def mended_in(product: str, version: _Version) -> str:
@@ -502,6 +506,14 @@ def check_min_replicas(context: Context) -> Findings:
                 "min-replicas-to-write is not set: a master that is cut off from all others goes "
                 "on granting to clients that reach it, until it is demoted",
                 "min-replicas-to-write 1, min-replicas-max-lag 3, and the fence for what matters",
+            )
+        # Since 7.0 a script that writes is refused as a command is. Valkey began after it.
+        elif master.product == "Redis" and _numbers(master.version) < (7, 0):
+            yield note(
+                "min-replicas",
+                f"Redis {master.version} does not apply min-replicas-to-write to scripts, and "
+                "scripts grant the leases",
+                "Redis 7.0 or newer, or Valkey, and the fence for what matters",
             )
 
 
