@@ -19,7 +19,6 @@ from typing import Any
 
 from celery import Celery, signals
 from celery.exceptions import Reject
-from kombu.transport import redis as transport
 
 from celery_singleton_lock import (
     LeaseLost,
@@ -35,12 +34,13 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.message.header import HEADER, Delivery
+from celery_singleton_lock.message.header import Delivery
 from celery_singleton_lock.worker import discarded
 from celery_singleton_lock.worker.request import SingletonRequestMixin
 from tests.chaos import broken
 from tests.chaos.bodies import LIMITS
 from tests.chaos.body import LeaseGuard, run_async_body, run_body
+from tests.chaos.broker_log import copy_of
 from tests.chaos.history import VARIABLE, History
 from tests.chaos.jobs import UNIQUE_FOR
 from tests.chaos.promises import PROMISES, STORE
@@ -279,18 +279,10 @@ def _write(event: str, **fields: Any) -> None:
         History.from_env().write(event, **fields)
 
 
-def _copy(headers: Any) -> list[int]:
-    """Which copy of its job a message is: attempt, and how often that was put back."""
-    retries = headers.get("retries") or 0
-    ours = headers.get(HEADER) or (headers.get("headers") or {}).get(HEADER) or {}
-    same_attempt = ours.get("attempt") == f"0.{retries}"
-    return [retries, ours.get("sequence", 0) if same_attempt else 0]
-
-
 @signals.before_task_publish.connect(weak=False)
 def _publishing(headers: Any = None, **_: Any) -> None:
     headers["task"] = headers.get("renamed") or headers["task"]
-    _write("publishing", task_id=headers["id"], copy=_copy(headers))
+    _write("publishing", task_id=headers["id"], copy=copy_of(headers))
 
 
 @signals.after_task_publish.connect(weak=False)
@@ -300,7 +292,7 @@ def _published(headers: Any = None, sender: Any = None, **_: Any) -> None:
 
 @signals.task_received.connect(weak=False)
 def _received(request: Any = None, **_: Any) -> None:
-    copy = _copy(request.request_dict)
+    copy = copy_of(request.request_dict)
     _write("received", task_id=request.id, worker=request.hostname, copy=copy)
 
 
@@ -382,21 +374,6 @@ class _LogLines(logging.Handler):
             _write("cancelled", task_id=job, by=record.singleton_data["by"])
 
 
-def _note_requeues() -> None:
-    """Have kombu note the messages that it is about to put into their queue again."""
-    broker: Any = transport
-    push = broker.Channel._do_restore_message
-
-    def pushing(self: Any, payload: Any, *args: Any, **kwargs: Any) -> None:
-        # Before the broker does it: the process may be killed at that moment, with the message in
-        # the reply to its own pop.
-        headers = payload["headers"]
-        _write("requeued", task_id=headers.get("id", ""), copy=_copy(headers))
-        push(self, payload, *args, **kwargs)
-
-    broker.Channel._do_restore_message = pushing
-
-
 def _note_discards() -> None:
     """Note the messages that a worker discards, before it frees their claims."""
     before, as_task = discarded._discard, SingletonRequestMixin._discard
@@ -418,7 +395,6 @@ def _prepare(**_: Any) -> None:
     # In workers, before they fork; never in the process of a campaign or a test.
     broken.break_on_purpose(os.environ.get("CHAOS_BROKEN", ""))
     logging.getLogger("celery_singleton_lock").addHandler(_LogLines())
-    _note_requeues()
     _note_discards()
     if VARIABLE in os.environ:
         dump_on_signal(History.from_env().directory)

@@ -35,7 +35,8 @@ from tests.harness.journal import Record, events
 _NOTED = {"key-left": Kind.KEY_LEFT, "never-ends": Kind.NEVER_ENDS, "broken": Kind.BROKEN}
 # The claim of a message that no worker has taken, as drain.py writes it.
 _QUEUED = re.compile(r": held: q (?P<job>[^ +]+)\S* queued .*?(, for (?P<seconds>[\d.]+|ever))?$")
-_SENDINGS = ("publishing", "published", "requeued")
+# What sets the time again for which the claim of a message stays.
+_PROLONGS = ("publishing", "published", "taken")
 #: Seconds: the ``unique_for`` of most claims, a campaign's steps of the server's clock and a delay.
 _UNIQUE_FOR, _STEPS = 3600.0, 90.0
 _CELERYS_OWN = {Kind.NEVER_ENDS: reason_for_hang, Kind.BROKEN: reason_for_crash}
@@ -299,11 +300,11 @@ def reported(
 
 
 def _is_overdue(records: Sequence[Record], left: Record, claim: re.Match[str]) -> bool:
-    """Whether the claim of a message that vanished lasts longer than since its last sending."""
+    """Whether the claim of a message that vanished was prolonged by something unknown."""
     seconds = claim["seconds"]
     if seconds is None:
         return False  # its store says nothing of that
-    mine = [r for r in records if r.task_id == claim["job"] and r.event in _SENDINGS]
+    mine = [r for r in records if r.task_id == claim["job"] and r.event in _PROLONGS]
     task = next(str(r.data["task"]) for r in mine if r.event == "published")
     unique_for = UNIQUE_FOR.get(task.rpartition(".")[2], _UNIQUE_FOR)
     return left.at + float(seconds.replace("ever", "inf")) > mine[-1].at + unique_for + _STEPS

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import redis
 
 from tests.chaos.bodies import bodies
+from tests.chaos.broker_log import Message, newest_copies
 from tests.chaos.jobs import under_way
 from tests.chaos.site import Site, now
 from tests.chaos.stacks import dumps
@@ -18,6 +19,8 @@ from tests.harness.processes import TIMEOUT
 PATIENCE = 120.0
 #: Seconds between two looks.
 _PAUSE = 0.5
+#: Seconds without the end of a job, before the broker's file is read for those that are left.
+_STILL = 5.0
 
 
 class Drain:
@@ -35,6 +38,11 @@ class Drain:
         self._patience = patience
         self._ttl, self._site = site.plan.ttl, site
         self._look_after_workers = look_after_workers
+        self._open: set[str] = set()
+        self._open_since = 0.0
+        #: What the broker's file said of each job when it was read last, and what was written down.
+        self._read: dict[str, tuple[str, str]] = {}
+        self._traced: dict[str, tuple[str, str]] = {}
 
     def run(self) -> None:
         """Returns when all is done, or has had its time."""
@@ -48,7 +56,28 @@ class Drain:
 
     def _all_settled(self) -> bool:
         records = self._site.history.records()
-        return not under_way(records, bodies(records), self._ttl)
+        still_open = under_way(records, bodies(records), self._ttl)
+        if still_open != self._open:
+            self._open, self._open_since = still_open, now()
+        elif still_open and now() > self._open_since + _STILL:
+            self._trace(still_open)
+            self._open_since = now()
+        return not still_open
+
+    def _trace(self, jobs: set[str]) -> None:
+        """Write down what the broker's file says of these jobs.
+
+        Each twice: a message that was popped a moment ago is about to be noted.
+        """
+        newest = newest_copies(self._site.broker.directory)
+        for job in jobs:
+            message = newest.get(job, Message())
+            found = (str(message.place), ", ".join(message.steps))
+            if self._read.get(job) == found != self._traced.get(job):
+                self._traced[job] = found
+                place, steps = found
+                self._site.history.write("traced", task_id=job, place=place, steps=steps)
+            self._read[job] = found
 
     def _empty_broker(self) -> None:
         url = self._site.broker.url(0)

@@ -11,8 +11,8 @@
     discarded   a worker's parent discards a message, and frees its claim next; ``reason``
     published   it was sent (again: it was put back); ``task``
     received    a worker's parent got a message; ``worker``, ``copy``
-    requeued    kombu is about to put a message that was not acknowledged into its queue again: it
-                is too old, or its worker ends; ``copy``. If it is not done, it is tried again
+    traced      what the broker's file says of a job that does not end: the ``place`` of the newest
+                copy of its message, and the ``steps`` that led there
     start       a body began: ``asked`` (when its lock was asked for, at the latest), ``worker``,
                 ``task``, ``late`` (acknowledged late), ``attempt``,
                 ``planned`` (seconds), ``lease`` (of a ``hold()``: its id, by which ``lost``,

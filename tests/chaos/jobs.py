@@ -16,14 +16,11 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
   ``"continue"`` whose own check raised it; four for ``"retry"``. A lock that loses leases
   while nothing is broken gets no such excuse;
 * acknowledged early, and in the hands of a worker when that worker or its child was killed;
-* the newest copy of its message was never taken up. Either it never reached a worker, and broker or
-  worker ended while it was on its way (see `_Ends.lost_on_the_way`): kombu's Redis transport pops a
-  message and notes it in two steps (tests/integration/test_prefetch.py shows the loss with a plain
-  task). Or kombu had put it into its queue again (its body outlasted the visibility timeout), and
-  then it went the same way. Or each worker that it had reached was killed before it took it up, and
-  it vanished so when it was to be delivered again. Nothing of the lock runs between the publishing
-  of a message and its taking up. A call in the queue of a key has no such excuse: it is in the
-  store, and is published again. A call with a countdown gets its place when a worker takes it up;
+* the newest copy of its message was popped from its queue, and no worker noted it: so says the
+  broker's own file (`broker_log`), and broker, worker or the way between them ended since it was
+  sent. Kombu's Redis transport pops a message and notes it in two steps. Nothing of the lock runs
+  between them. A call in the queue of a key has no such excuse: it is in the store, and is
+  published again. A call with a countdown gets its place when a worker takes it up;
 * the store has lost its data while the call waited there, in the queue of its key;
 * discarded, if its message was made so that no worker runs it.
 
@@ -33,14 +30,12 @@ was needed.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from math import inf
 
 from tests.chaos.bodies import Body
+from tests.chaos.broker_log import Place
 from tests.chaos.order import CallOrder
 from tests.chaos.queues import QUEUED
 from tests.chaos.verdict import Kind, Violation
@@ -56,8 +51,6 @@ _MOST_LOSSES = 4
 #: Seconds in which a killed process on a busy machine still has its connections, and the broker
 #: hands it a message that no process will note.
 _SLOW_DEATH = 0.5
-#: What a worker that begins to run does first.
-_SIGNS = ("received", "taken")
 _SKIPPED = "jobs skipped, of which another delivery of that message was killed"
 _VANISHED = "messages that vanished between broker and worker when one was killed"
 
@@ -67,15 +60,23 @@ class _Job:
     task: str
     records: list[Record]
     bodies: list[Body]
+    #: What the broker's file says of it.
+    trace: Record | None = None
 
     def last(self, event: str) -> float:
         return max((record.at for record in events(self.records, event)), default=0.0)
 
-    def of_newest_copy(self) -> list[Record]:
-        """What is known of the message that was sent last: those before it were replaced by it."""
-        sent = [record for record in self.records if "copy" in record.data]
-        newest = max(record.data["copy"] for record in sent)
-        return [record for record in sent if record.data["copy"] == newest]
+    def newest_sent_at(self) -> float:
+        """When the message was sent that replaced those before it."""
+        sent = events(self.records, "publishing")
+        return max(sent, key=lambda record: record.data["copy"]).at
+
+    def was_popped_and_never_noted(self) -> bool:
+        """Whether the broker's file says so, and nothing was seen of it afterwards."""
+        trace = self.trace
+        if trace is None or trace.data["place"] != Place.POPPED:
+            return False
+        return all(record.at <= trace.at for record in self.records)
 
     def last_sign_of_life(self) -> Record:
         """The last record, but for the end of a copy that another had replaced by then."""
@@ -183,7 +184,10 @@ def _jobs(records: Iterable[Record], found: Iterable[Body]) -> dict[str, _Job]:
             jobs[record.task_id] = _Job(name, [], [])
     for record in records:
         if record.task_id in jobs:
-            jobs[record.task_id].records.append(record)
+            if record.event == "traced":
+                jobs[record.task_id].trace = record
+            else:
+                jobs[record.task_id].records.append(record)
     for body in found:
         if body.job in jobs:
             jobs[body.job].bodies.append(body)
@@ -239,7 +243,7 @@ def _excuse(
     if job.task in QUEUED and job.may_have_a_place():
         is_gone = any(loss.at >= job.last_sign_of_life().at for loss in losses)
         return "calls that waited in a store that has lost its data" if is_gone else ""
-    if ends.lost_on_the_way(job.of_newest_copy()):
+    if job.was_popped_and_never_noted() and ends.any_since(job.newest_sent_at()):
         return _VANISHED
     return ""
 
@@ -252,37 +256,27 @@ def _met_a_fault(body: Body, faults: Iterable[Record], ttl: float) -> bool:
 
 
 class _Ends:
-    """Which processes were killed, shut down or cut off, and when: between two times each."""
+    """When processes were killed, shut down or cut off, at the latest."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._of_worker: dict[str, list[float]] = defaultdict(list)
-        #: The ends of what may have had messages that had left their queue: the worker, or "" for
-        #: the broker and the ways to it; from when to when.
-        self._of_carriers: list[tuple[str, float, float]] = []
-        #: When each worker received messages, and when it first gave a sign of itself.
-        self._receipts: dict[str, list[float]] = defaultdict(list)
-        self._first_sign: dict[str, float] = {}
-        self._arrivals = _Arrivals(records)
+        #: The ends of what may have had a message that had left its queue: a worker, the broker,
+        #: the way between them.
+        self._of_carriers: list[float] = []
         parents: dict[str, set[int]] = defaultdict(set)
-        for record in records:
-            worker = str(record.data.get("worker", ""))
-            if record.event in _SIGNS:
-                self._first_sign.setdefault(worker, record.at)
-            if record.event == "received":
-                parents[worker].add(record.pid)
-                self._receipts[worker].append(record.at)
+        for record in events(records, "received"):
+            parents[str(record.data["worker"])].add(record.pid)
         for record in records:
             worker = str(record.data.get("worker", ""))
             until = max(record.at, record.data.get("until", record.at))
             if record.event == "cut-off":
-                self._of_carriers.append(("", record.at, until))
+                self._of_carriers.append(until)
             elif record.event in ("death", "down", "broken"):
                 self._of_worker[worker].append(until)
                 # A pool process reads no messages from the broker.
                 is_parent = not parents[worker] or record.pid in parents[worker]
                 if record.event != "death" or is_parent:
-                    carrier = "" if worker == "broker" else worker
-                    self._of_carriers.append((carrier, record.at, until))
+                    self._of_carriers.append(until)
 
     def took_with_it(self, job: _Job) -> bool:
         """Whether a worker that had the job was hurt after the job's last sign of life."""
@@ -292,64 +286,7 @@ class _Ends:
         workers = {record.data.get("worker") for record in job.records} - {None}
         return any(end >= last.at for worker in workers for end in self._of_worker[str(worker)])
 
-    def lost_on_the_way(self, records: Sequence[Record]) -> bool:
-        """Whether a message was never taken up, and something was killed that may have had it.
-
-        A message that no worker received, and that is not in the broker any more, was in the reply
-        to a pop. Its queue is first in, first out: it had left by the time at which a message that
-        was sent later was received. So it was lost with the broker, before that time; or with a
-        worker that ran then, and that did not receive anything after it until its end, as it would
-        have read this reply first.
-
-        Args:
-            records: The records of one message and its deliveries, by time.
-        """
-        if requeued := events(records, "requeued"):
-            # Nothing but the queue had it then, though a body may have been running.
-            records = [record for record in records if record.at >= requeued[-1].at]
-        if events(records, "taken"):
-            return False
-        received = events(records, "received")
-        if not received:
-            sent, left_by = records[0].at, self._arrivals.first_of_those_sent_since(records[-1].at)
-            return any(
-                # The kernel may take a while to end a process.
-                until + _SLOW_DEATH >= sent and self._may_have_popped(worker, at, until, left_by)
-                for worker, at, until in self._of_carriers
-            )
-        return all(
-            any(end >= record.at for end in self._of_worker[record.data["worker"]])
-            for record in received
-        )
-
-    def _may_have_popped(self, worker: str, at: float, until: float, left_by: float) -> bool:
-        """Whether what ended may have had a message that had left its queue at ``left_by``."""
-        if not worker:
-            return at <= left_by
-        return self._first_sign.get(worker, at) <= left_by and not any(
-            left_by < receipt <= until for receipt in self._receipts[worker]
-        )
-
-
-class _Arrivals:
-    """When messages that were sent later than a given time had begun to reach workers."""
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        sent: dict[tuple[str, tuple[int, ...]], float] = {}
-        arrived: dict[float, float] = {}
-        for record in records:
-            if record.event not in ("publishing", "received"):
-                continue
-            message = record.task_id, tuple(record.data["copy"])
-            if record.event == "publishing":
-                sent.setdefault(message, record.at)
-            elif message in sent:
-                arrived.setdefault(sent[message], record.at)
-        self._sent = sorted(arrived)
-        # Of each of these messages and those after it, the first receipt.
-        self._first = [*accumulate((arrived[at] for at in reversed(self._sent)), min)][::-1]
-
-    def first_of_those_sent_since(self, at: float) -> float:
-        """The time at which the first of them was received; infinity: none was."""
-        number = bisect_left(self._sent, at)
-        return self._first[number] if number < len(self._sent) else inf
+    def any_since(self, sent: float) -> bool:
+        """Whether something ended that may have had a message sent at that time."""
+        # The kernel may take a while to end a process.
+        return any(until + _SLOW_DEATH >= sent for until in self._of_carriers)

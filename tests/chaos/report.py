@@ -40,6 +40,9 @@ def _lines(outcome: Outcome) -> Iterator[str]:
         yield f"  {line}"
     for reason, count in sorted(verdict.excused.items()):
         yield f"  not promised: {count} {reason}"
+    for trace in events(outcome.records, "traced"):
+        place, steps = trace.data["place"], trace.data["steps"]
+        yield f"  the broker's file: {trace.task_id} is {place} ({steps})"
     for kind in Kind:
         yield f"  {len(verdict.of(kind)):7d}  violations: {kind}"
     found = bodies(outcome.records)

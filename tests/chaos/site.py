@@ -29,6 +29,7 @@ from tests.chaos.proxy import Proxy
 from tests.chaos.store_kinds import Members, keys_left, open_members
 from tests.harness.addresses import LOCAL, redis_arguments
 from tests.harness.processes import is_running
+from tests.harness.servers import server_version
 
 Answer = TypeVar("Answer")
 
@@ -168,7 +169,11 @@ class Site:
             self.clock = SteppedClock(self.directory) if self.plan.clock else None
             # Reached by the campaign as 127.0.0.1, by the hosts at its address.
             self.broker = self._server(
-                stack, *redis_arguments(BROKER if self.plan.hosts else LOCAL)
+                stack,
+                *redis_arguments(BROKER if self.plan.hosts else LOCAL),
+                # What it did with each message is read from its file (broker_log).
+                *("--auto-aof-rewrite-percentage", "0"),
+                *(("--aof-timestamp-enabled", "yes") if server_version() >= (7, 0) else ()),
             )
             #: The store, if it has several members; then `store` is not used.
             self.members: Members | None = None

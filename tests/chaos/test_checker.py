@@ -11,7 +11,9 @@ import pytest
 
 import celery_singleton_lock
 from tests.chaos.bodies import Section, bodies
+from tests.chaos.broker_log import Place
 from tests.chaos.checker import judge
+from tests.chaos.jobs import _VANISHED
 from tests.chaos.promises import PROMISES, Promise
 from tests.chaos.resource import Write
 from tests.chaos.stacks import HEAD
@@ -675,10 +677,49 @@ def test_a_dropped_older_copy_is_not_the_end_of_an_early_job_that_died_with_its_
     assert story.add("death", 2, pid=1, worker="w").kinds() == []
 
 
-def test_a_message_may_vanish_when_something_was_killed_before_it_was_received() -> None:
-    story = Story().published("j").received("j", 1)
-    story.published("j", at=2, copy=(0, 1)).add("death", 2.1, pid=7, worker="other")
-    assert story.kinds() == []
+def traced(story: Story, job: str, at: float, place: Place = Place.POPPED) -> Story:
+    """The broker's file is read when the job does not end."""
+    return story.add("traced", at, task_id=job, place=str(place), steps="sent, popped")
+
+
+def popped(job: str = "j", task: str = "late") -> Story:
+    """A message that no worker received, and the end of a worker after it was sent."""
+    story = Story().published(job, task, at=2).add("death", 2.1, pid=7, worker="w")
+    return traced(story, job, 9)
+
+
+def test_a_message_that_was_popped_and_never_noted_has_vanished() -> None:
+    assert popped().kinds() == []
+    assert popped().judge().excused == {_VANISHED: 1}
+
+
+@pytest.mark.parametrize("place", [place for place in Place if place is not Place.POPPED])
+def test_a_message_that_is_elsewhere_has_not_vanished(place: Place) -> None:
+    story = Story().published("j", at=2).add("death", 2.1, pid=7, worker="w")
+    assert story.kinds() == [Kind.JOB_LOST], "the broker's file was not read"
+    assert traced(story, "j", 9, place).kinds() == [Kind.JOB_LOST]
+
+
+def test_a_message_that_a_worker_got_after_all_has_not_vanished() -> None:
+    assert popped().received("j", 10).kinds() == [Kind.JOB_LOST]
+
+
+@pytest.mark.parametrize("end", ["down", "cut-off"])
+def test_a_message_vanishes_with_the_broker_or_on_the_way_to_it(end: str) -> None:
+    story = traced(Story().published("j", at=2), "j", 9)
+    assert story.kinds() == [Kind.JOB_LOST], "nothing has ended"
+    assert story.add(end, 2.8, worker="broker").kinds() == []
+
+
+def test_a_message_does_not_vanish_with_what_had_ended_before_it_was_sent() -> None:
+    story = Story().published("j", at=5).add("death", 2.1, pid=7, worker="other")
+    assert traced(story, "j", 9).kinds() == [Kind.JOB_LOST]
+
+
+def test_a_message_does_not_vanish_with_a_pool_process() -> None:
+    story = Story().published("j", at=2).published("i", at=2.5).received("i", 2.6)
+    story.body("b", 2.6, 3, job="i").add("death", 2.55, pid=5, worker="w")
+    assert traced(story, "j", 9).kinds() == [Kind.JOB_LOST]
 
 
 @pytest.mark.parametrize(("placed", "kinds"), [(True, [Kind.JOB_LOST]), (False, [])])
@@ -690,106 +731,18 @@ def test_a_call_of_a_queue_vanishes_only_before_it_has_a_place(
         call.add("returned", 2.2, task_id="j", entered=1.9, placed=placed)
         return call.add("death", 2.1, pid=7, worker="w")
 
-    assert story().kinds() == kinds
-    assert story().received("j", 2.05).taken("j", 2.06).kinds() == [Kind.JOB_LOST]
-
-
-def test_an_older_copy_that_arrives_is_no_sign_of_the_one_that_replaced_it() -> None:
-    story = Story().published("j").published("j", at=2, copy=(0, 1)).received("j", 5).taken("j", 6)
-    assert story.kinds() == [Kind.JOB_LOST]
-    assert story.add("death", 2.1, pid=7, worker="other").kinds() == []
-
-
-def test_a_message_that_another_worker_has_received_has_not_vanished() -> None:
-    story = Story().published("j", at=2).received("j", 2.05)
-    assert story.add("death", 2.1, pid=7, worker="other").kinds() == [Kind.JOB_LOST]
-
-
-def received_and_killed() -> Story:
-    story = Story().published("j", at=2).received("j", 2.05)
-    return story.add("death", 3, pid=7, worker="w")
-
-
-def test_a_message_may_vanish_on_its_way_from_a_killed_worker_that_had_not_taken_it_up() -> None:
-    assert received_and_killed().kinds() == []
-
-
-def test_a_message_that_was_taken_up_has_not_vanished() -> None:
-    story = received_and_killed().taken("j", 2.5)
-    assert story.kinds() == [Kind.JOB_LOST]
-
-
-def overtaken(*, at: float = 3, by: str = "w") -> Story:
-    """No worker receives the message; at ``at`` one receives a message that was sent later."""
-    story = Story().published("j", at=2).published("i", at=2.5)
-    story.add("received", at, task_id="i", worker=by, copy=[0, 0])
-    return story.body("b", at, at + 1, job="i")
-
-
-@pytest.mark.parametrize("worker", ["broker", "v"])
-def test_a_message_vanishes_with_what_had_it_when_it_had_left_its_queue(worker: str) -> None:
-    assert overtaken().kinds() == [Kind.JOB_LOST]
-    assert overtaken().add("down", 2.8, worker=worker).kinds() == []
-
-
-def test_a_message_that_a_later_one_overtook_does_not_vanish_with_the_broker_afterwards() -> None:
-    assert overtaken().add("down", 5, worker="broker").kinds() == [Kind.JOB_LOST]
-
-
-def test_a_message_vanishes_with_a_worker_that_was_stopped_when_it_had_left_its_queue() -> None:
-    story = overtaken().published("h").add("received", 1, task_id="h", worker="v", copy=[0, 0])
-    story.body("a", 1, 1.5, job="h").add("stopped", 2, pid=1)
-    assert story.add("down", 20, worker="v").kinds() == []
-
-
-def test_a_message_does_not_vanish_with_a_worker_that_received_others_after_it() -> None:
-    story = overtaken(by="v").published("h", at=4)
-    story.add("received", 5, task_id="h", worker="v", copy=[0, 0]).body("a", 5, 6, job="h")
-    assert story.add("down", 20, worker="v").kinds() == [Kind.JOB_LOST]
-
-
-def test_a_message_does_not_vanish_with_a_worker_that_began_after_it_had_left_its_queue() -> None:
-    story = overtaken().published("h", at=9).add("taken", 9.5, task_id="h", worker="v", copy=[0, 0])
-    story.body("a", 9.5, 10, job="h")
-    assert story.add("down", 20, worker="v").kinds() == [Kind.JOB_LOST]
-
-
-def test_a_message_does_not_vanish_with_a_pool_process() -> None:
-    story = overtaken(at=2.6).add("death", 2.55, pid=5, worker="w")
-    assert story.kinds() == [Kind.JOB_LOST]
-
-
-def requeued_in_a_body(at: float) -> Story:
-    story = Story().published("j").received("j", 1).taken("j", 1.1)
-    story.add("requeued", at, task_id="j", copy=[0, 0])
-    return story.body("r", 2, 7, job="j", error="SystemExit")
-
-
-def test_a_message_requeued_in_its_body_may_vanish_when_something_was_killed_after_that() -> None:
-    assert requeued_in_a_body(5).kinds() == [Kind.JOB_LOST]
-    assert requeued_in_a_body(5).add("down", 6, worker="broker").kinds() == []
-    assert requeued_in_a_body(5).add("down", 4, worker="broker").kinds() == [Kind.JOB_LOST]
-
-
-def test_a_message_requeued_in_its_body_and_taken_up_again_has_not_vanished() -> None:
-    story = requeued_in_a_body(5).received("j", 5.5).taken("j", 5.6, pid=2)
-    assert story.add("down", 6, worker="broker").kinds() == [Kind.JOB_LOST]
+    assert traced(story(), "j", 9).kinds() == kinds
+    taken = story().received("j", 2.05).taken("j", 2.06)
+    assert traced(taken, "j", 9).kinds() == [Kind.JOB_LOST]
 
 
 CLAIM = "csl:{x}:claim|newest|k: held: q j+b4 queued {}"
 
 
 def test_the_claim_of_a_message_that_vanished_stays() -> None:
-    story = received_and_killed().add("key-left", 9, text=CLAIM)
+    story = popped().add("key-left", 9, text=CLAIM)
     assert story.kinds() == []
     assert story.judge().excused["claims of messages that vanished"] == 1
-
-
-def test_the_claim_of_a_message_that_another_overtook_stays_if_something_ended_then() -> None:
-    story = overtaken().add("key-left", 9, text=CLAIM)
-    assert sorted(story.kinds()) == sorted([Kind.JOB_LOST, Kind.KEY_LEFT])
-    assert story.add("down", 5, worker="broker").kinds() == story.kinds()
-    assert story.add("down", 2.8, worker="broker").kinds() == []
 
 
 @pytest.mark.parametrize(
@@ -805,8 +758,7 @@ def test_the_claim_of_a_message_that_another_overtook_stays_if_something_ended_t
 def test_the_claim_of_a_message_that_vanished_stays_for_unique_for(
     task: str, seconds: str, kinds: list[Kind]
 ) -> None:
-    story = Story().published("j", task, at=2).add("down", 2.8, worker="broker")
-    assert story.add("key-left", 9, text=f"{CLAIM}, for {seconds}").kinds() == kinds
+    assert popped(task=task).add("key-left", 9, text=f"{CLAIM}, for {seconds}").kinds() == kinds
 
 
 def discarded(story: Story, at: float) -> Story:
@@ -857,18 +809,13 @@ def test_a_damaged_message_that_no_worker_discards_is_a_job_that_was_lost() -> N
     "text", [CLAIM.replace("q j+", "q i+"), CLAIM.replace("queued", "running")]
 )
 def test_no_other_claim_stays(text: str) -> None:
-    story = received_and_killed().add("key-left", 9, text=text)
+    story = popped().add("key-left", 9, text=text)
     assert story.kinds() == [Kind.KEY_LEFT]
 
 
 def test_the_claim_of_a_message_that_was_taken_up_does_not_stay() -> None:
-    story = received_and_killed().taken("j", 2.5).add("key-left", 9, text=CLAIM)
+    story = popped().taken("j", 12).add("key-left", 13, text=CLAIM)
     assert Kind.KEY_LEFT in story.kinds()
-
-
-def test_a_message_does_not_vanish_while_nothing_is_killed() -> None:
-    story = Story().published("j", at=5).add("death", 2.1, pid=7, worker="other")
-    assert story.kinds() == [Kind.JOB_LOST]
 
 
 # Runs after the success.
