@@ -50,7 +50,9 @@ OF_OTHERS: Final[Mapping[str, frozenset[str]]] = {
     "task/interrupt.py": frozenset({"_current_frames", "_loop", "_signal"}),  # CPython, asyncio
 }
 # The packages whose private names, or undocumented parts of whose classes, are used.
-BOUNDED: Final = frozenset({"celery", "celery-redbeat", "django-celery-beat", "kazoo", "redis"})
+BOUNDED: Final = frozenset(
+    {"celery", "celery-redbeat", "django-celery-beat", "kazoo", "redis", "uvicorn"}
+)
 # Public in spite of their underscore: of namedtuples, and a documented module of Python.
 PUBLIC: Final = frozenset({"_replace", "_thread"})
 

@@ -11,12 +11,16 @@ from typing import Any, NamedTuple
 
 import pytest
 import redis
+import redis.cluster
 from redis.connection import DefaultParser
 
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis import server_errors
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.remedies import fault_of
+
+#: What the connections of the package parse with: redis-py 5 knows the errors of a Cluster only so.
+Parser: Any = getattr(redis.cluster, "ClusterParser", DefaultParser)
 
 _IN_6_2 = "ERR Error running script (call to f_1c): @user_script:7: "
 _IN_7_0 = " script: 1c, on @user_script:7."
@@ -152,7 +156,7 @@ def connections() -> Connections:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.servers}: {row.text[:60]}")
 def test_what_a_server_says_is_taken_for_what_it_means(row: Row, connections: Connections) -> None:
-    reply = DefaultParser.parse_error(row.text)
+    reply = Parser.parse_error(row.text)
     if isinstance(reply, redis.exceptions.ResponseError):
         reply = server_errors.own_error(reply)
     failure = connections.failure(reply)
@@ -167,6 +171,6 @@ def test_what_a_server_says_is_taken_for_what_it_means(row: Row, connections: Co
     "row", [row for row in ROWS if row.means is denied], ids=lambda r: r.text[:70]
 )
 def test_a_missing_right_sends_its_reader_to_the_doctor(row: Row, connections: Connections) -> None:
-    reply = DefaultParser.parse_error(row.text)
+    reply = Parser.parse_error(row.text)
     text = str(connections.failure(server_errors.own_error(reply)))
     assert "doctor` says which rights are missing" in text
