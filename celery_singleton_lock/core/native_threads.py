@@ -8,6 +8,7 @@ to another thread's hub. Therefore the heartbeat and the store's connections use
 from __future__ import annotations
 
 import _thread
+import os
 import queue
 import select
 import sys
@@ -15,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from types import BuiltinFunctionType, FrameType
-from typing import Any
+from typing import Any, Final
 
 #: Raises an exception in one greenlet. The function returns it, or None, when the greenlet's hub
 #: runs the request; it is called with the innermost frame of the greenlet.
@@ -61,11 +62,33 @@ def get_ident() -> int:
     return int(original("get_ident")())
 
 
-def socket_owner() -> int:
-    """The owner of a socket created here: the native thread if threads are patched; else 0."""
+class SocketOwner:
+    """What the sockets of one native thread belong to.
+
+    The number of a thread is given again after its end. A later thread of that number would use
+    sockets of a hub that no longer runs, and wait forever.
+    """
+
+
+#: Of a process whose threads are not patched: any thread may use any socket.
+_PROCESS: Final = SocketOwner()
+# With an attribute `owner` in the native threads that have sockets of their own.
+_local: Any = None
+
+
+def socket_owner() -> SocketOwner:
+    """The owner of a socket created here: the native thread's if threads are patched."""
     if type(_thread.start_new_thread) is BuiltinFunctionType:
-        return 0  # inlined from `_patched_by`: each command of a store calls this function
-    return get_ident() if is_patched() else 0
+        return _PROCESS  # inlined from `_patched_by`: each command of a store calls this function
+    if not is_patched():
+        return _PROCESS
+    global _local
+    if _local is None:
+        _local = original("_local")()
+    owner: SocketOwner | None = getattr(_local, "owner", None)
+    if owner is None:
+        owner = _local.owner = SocketOwner()
+    return owner
 
 
 def is_readable(sock: Any) -> bool:
@@ -215,8 +238,29 @@ def start_new_thread(function: Callable[[], None], name: str) -> None:
         finally:
             del _hubs[thread]
 
-    # threading.Thread would start a greenlet here.
-    original("start_new_thread")(run, ())
+    try:
+        inbox = _idle.pop()
+    except IndexError:
+        inbox = make_queue()
+        # threading.Thread would start a greenlet here.
+        original("start_new_thread")(_run_one_after_another, (inbox,))
+    inbox.put(run)
+
+
+# The inboxes of the native threads that have nothing to do.
+_idle: list[Any] = []
+os.register_at_fork(after_in_child=_idle.clear)
+
+
+def _run_one_after_another(inbox: Any) -> None:
+    """Run what is put into ``inbox``, as long as the process lives.
+
+    If the thread ended, its sockets could be closed by nobody else, and the files of its hub would
+    stay open: gevent's own way to close them crashed the process when a socket was left.
+    """
+    while True:
+        inbox.get()()
+        _idle.append(inbox)
 
 
 def start_beside_bodies(function: Callable[[], None], name: str) -> None:

@@ -8,13 +8,13 @@ the server, for as long as the process lives.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Final
-from weakref import WeakMethod, WeakSet
+from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 from ..core import native_threads
 from ..core.clock import Clock
+from ..core.native_threads import SocketOwner
 
 #: Seconds after which an idle connection is closed instead of used. NATs and load balancers drop
 #: idle connections without notice; the shortest common timeout is 240 s.
@@ -42,16 +42,16 @@ class IdleSweep:
         self._close_old = WeakMethod(close_old)
         self._clock = clock
         # Connections in use count too: a waiting client uses its connection for a minute.
-        self._open: defaultdict[int, WeakSet[Any]] = defaultdict(WeakSet)
-        self._sweeping: set[int] = set()
+        self._open: WeakKeyDictionary[SocketOwner, WeakSet[Any]] = WeakKeyDictionary()
+        self._sweeping: WeakSet[SocketOwner] = WeakSet()
 
     def opened(self, connection: Any) -> None:
         """Note a new connection of the current thread; it is forgotten with the object."""
         owner = native_threads.socket_owner()
-        self._open[owner].add(connection)
+        self._open.setdefault(owner, WeakSet()).add(connection)
         self._begin(owner)
 
-    def _begin(self, owner: int) -> None:
+    def _begin(self, owner: SocketOwner) -> None:
         if len(self._open[owner]) <= _KEPT or owner in self._sweeping:
             return
         self._sweeping.add(owner)
@@ -62,7 +62,7 @@ class IdleSweep:
         except RuntimeError:  # the interpreter exits, or the process has too many threads
             self._sweeping.discard(owner)
 
-    def _sweep(self, owner: int) -> None:
+    def _sweep(self, owner: SocketOwner) -> None:
         self._clock.sleep(MAX_IDLE)
         close_old = self._close_old()
         if close_old is not None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Any
@@ -810,7 +811,8 @@ def test_a_heartbeat_that_may_not_read_the_bodies_sockets_resends_it_and_it_is_r
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As under gevent, where a socket is read in the thread of its hub alone.
-    monkeypatch.setattr(native_threads, "socket_owner", native_threads.get_ident)
+    owners: dict[int, native_threads.SocketOwner] = defaultdict(native_threads.SocketOwner)
+    monkeypatch.setattr(native_threads, "socket_owner", lambda: owners[threading.get_ident()])
     bench.end(bench.begin(new_key()))
     lease = bench.begin(new_key())
     bench.release_async(lease)

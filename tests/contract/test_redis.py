@@ -581,3 +581,47 @@ def test_close_ends_all_connections_and_the_next_call_opens_one(
     assert connections() == 0
     assert fence(store, key)
     store.close()
+
+
+@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+def test_a_native_thread_leaves_no_socket_to_the_next_one_where_threads_are_patched(
+    server: PrivateServer, library: str
+) -> None:
+    """The next thread has the number of the one that ended, and a hub of its own."""
+    # In a process of its own: they can't be undone.
+    script = textwrap.dedent(f"""
+        import {library}
+        if "{library}" == "gevent":
+            import gevent.monkey; gevent.monkey.patch_all()
+        else:
+            eventlet.monkey_patch()
+        import os, sys
+        from {library} import sleep
+        from celery_singleton_lock.core import native_threads
+        from celery_singleton_lock.stores.redis.store import RedisStore
+
+        store = RedisStore("{server.url()}")
+        said = []
+
+        def ask():
+            try:
+                # The reply takes long enough for the thread to wait for it.
+                said.append(store._connections.run([("BLPOP", "nothing", "0.02")], 5.0)[0])
+            except BaseException as exc:
+                said.append(exc)
+
+        for number in range(6):
+            native_threads.start_new_thread(ask, "asks")
+            while len(said) <= number:
+                sleep(0.01)
+            if number == 2:
+                sleep(0.2)
+                files = len(os.listdir("/proc/self/fd"))
+        sleep(0.2)
+        print(said, len(os.listdir("/proc/self/fd")) - files)
+    """)
+    pytest.importorskip(library)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == f"{[None] * 6} 0", done.stdout + done.stderr

@@ -235,9 +235,18 @@ def _answers(client: redis.Redis) -> bool:
 
 
 def _is_whole(sentinel: redis.Redis) -> bool:
-    state: Any = sentinel.execute_command("SENTINEL MASTER", MASTER)
-    if not isinstance(state, dict):
-        state = dict(zip(state[::2], state[1::2], strict=True))
-    return (str(state["num-slaves"]), str(state["num-other-sentinels"])) == ("2", "2") and (
-        str(state["flags"]) == "master"
+    state = _fields(sentinel.execute_command("SENTINEL MASTER", MASTER))
+    replicas = sentinel.execute_command("SENTINEL REPLICAS", MASTER)
+    return (
+        (state["num-slaves"], state["num-other-sentinels"], state["flags"]) == ("2", "2", "master")
+        # A sentinel asks a replica for its role every 10 s. One that still has a former master's
+        # role makes it a replica again as soon as another sentinel promotes it: that failover ends
+        # with -failover-abort-slave-timeout.
+        and all(_fields(replica)["role-reported"] == "slave" for replica in replicas)
     )
+
+
+def _fields(reply: Any) -> dict[str, str]:
+    if not isinstance(reply, dict):
+        reply = dict(zip(reply[::2], reply[1::2], strict=True))
+    return {name: str(value) for name, value in reply.items()}

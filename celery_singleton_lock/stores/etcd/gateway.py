@@ -33,6 +33,7 @@ from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 from ...core import native_threads, observers
 from ...core.clock import Clock
 from ...core.executor import within
+from ...core.native_threads import SocketOwner
 from ...core.store import ConnectionWatch
 from ...errors import StoreError, StoreUnavailable
 from ..idle_connections import MAX_IDLE, IdleSweep
@@ -86,7 +87,7 @@ class Gateway:
         self._clock = clock
         self._member = 0  # The index of the member that answered last.
         self._token = ""
-        self._idle: dict[tuple[int, str], deque[_Connection]] = {}
+        self._idle: dict[tuple[SocketOwner, str], deque[_Connection]] = {}
         # By member, the end of the request on another thread that was given up on.
         self._given_up: dict[str, threading.Event] = {}
         self._sweep = IdleSweep(self.close_old, clock)
@@ -132,7 +133,7 @@ class Gateway:
         """Close this thread's connections that were idle for longer than ``MAX_IDLE``."""
         oldest, thread = self._clock.now() - MAX_IDLE, native_threads.socket_owner()
         for (owner, _), idle in list(self._idle.items()):
-            if owner != thread:
+            if owner is not thread:
                 continue
             for connection in list(idle):
                 if connection.idle_since >= oldest:

@@ -46,6 +46,7 @@ from redis.retry import Retry
 
 from ...core import native_threads, observers
 from ...core.clock import Clock, SystemClock
+from ...core.native_threads import SocketOwner
 from ...core.store import ConnectionWatch
 from ...errors import SettingsError, StoreError, StoreUnavailable
 from ..idle_connections import MAX_IDLE, IdleSweep
@@ -156,7 +157,7 @@ class Connections:
         self._have_none()
 
     def _have_none(self) -> None:
-        self._idle: defaultdict[tuple[int, float], _Idle] = defaultdict(_Idle)
+        self._idle: defaultdict[tuple[SocketOwner, float], _Idle] = defaultdict(_Idle)
         # By timeout, the opening of a connection that took too long.
         self._late: dict[float, _Opening] = {}
         self._sweep = IdleSweep(self.close_old, self.clock)
@@ -426,7 +427,7 @@ class Connections:
 
     def _of_this_thread(self) -> list[_Idle]:
         thread = native_threads.socket_owner()
-        return [idle for (owner, _), idle in list(self._idle.items()) if owner == thread]
+        return [idle for (owner, _), idle in list(self._idle.items()) if owner is thread]
 
 
 class Connection:
