@@ -255,7 +255,7 @@ os.register_at_fork(after_in_child=_idle.clear)
 def _run_one_after_another(inbox: Any) -> None:
     """Run what is put into ``inbox``, as long as the process lives.
 
-    If the thread ended, its sockets could be closed by nobody else, and the files of its hub would
+    If the thread ended, no other thread could close its sockets, and the files of its hub would
     stay open: gevent's own way to close them crashed the process when a socket was left.
     """
     while True:

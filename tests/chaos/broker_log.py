@@ -3,7 +3,7 @@
 The file has every command that changed data, in order, and a kill loses none that was answered
 (``appendfsync always``). Kombu's Redis transport takes a message in two steps: it pops it from the
 queue, and then notes it in ``unacked``. If no note follows the last pop of a message, it was in a
-reply that nobody read: it is lost with the broker, the worker or the way between them, whatever
+reply that was never read: it is lost with the broker, the worker or the way between them, whatever
 runs in the task. tests/integration/test_prefetch.py shows that loss with a plain task.
 """
 
