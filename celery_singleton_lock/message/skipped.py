@@ -49,12 +49,21 @@ def is_skipped(result: object) -> TypeGuard[Mapping[str, Any]]: ...
 
 
 def is_skipped(result: Any) -> bool:
-    """Whether a call was skipped because another call held its key.
+    """Tell whether a call was skipped because another call held its key.
 
     Args:
-        result: The value of ``.get()``, or an AsyncResult or EagerResult, which is read without
-            waiting: a call that has not ended counts as not skipped.
+        result: The value that ``.get()`` returned, or the result of a call that has ended, such as
+            an EagerResult.
+
+    Raises:
+        TypeError: The call has not ended, so it isn't known yet.
     """
     if isinstance(result, ResultBase):
-        result = result.result if result.ready() else None  # type: ignore[attr-defined]
+        ended: Any = result
+        if not ended.ready():
+            raise TypeError(
+                f"is_skipped({result!r}): the call has not ended, so it is not known yet. Write "
+                "is_skipped(result.get(timeout=10)), which waits for it"
+            )
+        result = ended.result
     return isinstance(result, Mapping) and result.get(_MARK) == _SKIPPED

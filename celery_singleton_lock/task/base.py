@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 
 from celery import Celery, Task, signals
 from celery.app.task import Task as BaseTask
+from celery.exceptions import Reject
+from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps as kombu_dumps
 
 from ..celery_compat import dump_models, hide_setting
@@ -296,6 +298,21 @@ class SingletonTask(_Base[P, R]):
             header = {"id": header["id"], "options": header.get("options")}
         signature.options["headers"] = {HEADER: header, **(signature.options.get("headers") or {})}
         return signature
+
+    def retry(self, *args: Any, **kwargs: Any) -> Any:
+        """As Celery's; if the broker is away, a message that is acknowledged late comes back.
+
+        Celery rejects the message of an attempt whose retry it can't publish, and the job is lost.
+        Here the broker delivers it again. Any other error, such as arguments that can't be encoded,
+        would come again too, so it is Celery's.
+        """
+        try:
+            return super().retry(*args, **kwargs)
+        except Reject as rejected:
+            reason = rejected.args[0]
+            if self.acks_late and isinstance(reason, OperationalError):
+                raise Reject(reason, requeue=True) from rejected
+            raise
 
     @cached_property
     def singleton_publishes_through_others(self) -> bool:

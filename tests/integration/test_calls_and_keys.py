@@ -25,7 +25,11 @@ def worker(stage: Stage) -> CeleryWorker:
 def skipped_among(results: list[Any], count: int) -> list[Any]:
     """Wait until ``count`` of the results say "skipped"."""
     return wait_until(
-        lambda: found if len(found := [r for r in results if is_skipped(r)]) >= count else [],
+        lambda: (
+            found
+            if len(found := [r for r in results if r.ready() and is_skipped(r)]) >= count
+            else []
+        ),
         f"{count} of {len(results)} calls are skipped",
     )
 

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 from celery import Celery, Task, signals
+from celery.exceptions import Reject
 
 from celery_singleton_lock import (
     NoLease,
@@ -24,6 +25,7 @@ from celery_singleton_lock import (
 from celery_singleton_lock.core.lease import Holder
 from celery_singleton_lock.message.skipped import skipped_value
 from celery_singleton_lock.testing import hold_lock
+from example_project.private_server import free_port
 from tests.harness.deliveries import wait_until_collected
 
 UNREACHABLE = "redis://127.0.0.1:1/0"
@@ -152,10 +154,11 @@ def test_a_subclass_s_call_does_not_run_while_another_holds_the_key(
         assert is_skipped(work.delay("ann").get())
 
 
-def test_a_result_of_a_call_that_has_not_ended_counts_as_not_skipped() -> None:
+def test_whether_a_call_is_skipped_is_not_known_before_it_has_ended() -> None:
     app = Celery("later", backend="cache+memory://", set_as_current=False)
     result = app.AsyncResult("a-call")
-    assert not is_skipped(result), "and it waits for nothing"
+    with pytest.raises(TypeError, match=r"is_skipped\(result\.get\(timeout=10\)\)"):
+        is_skipped(result)
     app.backend.store_result(
         result.id, skipped_value("t", "k", Holder(task="t", task_id="id")), "SUCCESS"
     )
@@ -479,3 +482,26 @@ def test_a_class_that_awaits_the_body_holds_the_key_meanwhile(celery_app: Celery
     task: Any = singleton_task(app=celery_app, **options)(coroutine)
     key, value = task.delay(7).get()
     assert (key, value) == (task.lock_key(7), 7)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_retry_that_the_broker_does_not_take_comes_back_if_it_is_acknowledged_late(
+    late: bool,
+) -> None:
+    """Celery drops the message. One that is acknowledged early is gone already."""
+    app = Celery("away", broker=f"redis://127.0.0.1:{free_port()}", set_as_current=False)
+    app.conf.task_publish_retry = False
+
+    @singleton_task(app=app, bind=True, acks_late=late)
+    def work(self: Any, number: int) -> None: ...
+
+    work.push_request(id="job", args=(1,), kwargs={}, called_directly=False, retries=0)
+    with pytest.raises(Reject) as caught:
+        work.retry()
+    assert caught.value.requeue is late
+    app.conf.broker_url = "memory://"
+    with pytest.raises(Reject) as caught:
+        work.retry(args=(object(),))
+    assert not caught.value.requeue, "it would never be published"
+    work.pop_request()
+    app.close()
