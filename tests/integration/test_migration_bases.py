@@ -166,8 +166,12 @@ def old_server(tasks: ModuleType, redis_client: redis.Redis, conf: str) -> Itera
     server = redis_client.connection_pool.connection_kwargs
     with Proxy(int(server["port"])) as proxy:
         tasks.app.conf.singleton_backend_url = f"redis://127.0.0.1:{proxy.port}/{server['db']}"
-        retry = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
-        tasks.app.conf.singleton_backend_kwargs = {"retry": retry}
+        again = (redis.ConnectionError,)
+        tasks.app.conf.singleton_backend_kwargs = {
+            "retry": Retry(NoBackoff(), 1, supported_errors=again),
+            # Without it, redis-py 5 opens a connection again, and does not repeat a request.
+            "retry_on_error": list(again),
+        }
         tasks.singleton.old_client().ping()  # so that the next reply is not that to a handshake
         yield proxy
 
