@@ -32,7 +32,7 @@ def session_server():
 """
 
 TESTS = """
-import logging, os, socket, subprocess, sys, threading, time
+import gc, logging, os, socket, subprocess, sys, threading, time
 import celery
 import pytest
 
@@ -76,6 +76,20 @@ def test_leaves_garbage_only():
     ends = socket.socketpair()
     cycle = [ends]
     cycle.append(cycle)
+
+class Slow:
+    def __init__(self):
+        self.ends, self.cycle = socket.socketpair(), self
+
+    def __del__(self):
+        time.sleep(0.3)
+        again = [socket.socketpair()]
+        again.append(again)
+
+def test_waits_for_what_a_slow_destructor_leaves_to_the_next_collection():
+    slow = Slow()
+    gc.collect()
+    gc.collect()
 
 class Fails:
     def __init__(self):
