@@ -139,11 +139,10 @@ class SentinelMembers(Members):
 
     def _fail_over(self, seconds: float, chance: float) -> None:
         """The sentinels are told to; the master is not asked."""
-        old = self._sentinels.master()
-        port = self._sentinels.sentinel_ports[int(chance * 3)]
+        old, asked = self._sentinels.master(), int(chance * 3)
+        self._sentinels.wait_until_able(asked)
         with self._loss("leader-moved"):
-            with redis.Redis(port=port) as sentinel:
-                sentinel.execute_command("SENTINEL FAILOVER", "mymaster")
+            self._sentinels.fail_over(asked)
             self._sentinels.wait_until_promoted(old)
             wait_until(lambda: role_of(old) == "slave", "the old master is demoted", timeout=_WHOLE)
         self._sentinels.wait_until_whole()

@@ -32,6 +32,7 @@ sentinel down-after-milliseconds {name} {down_after_ms}
 sentinel failover-timeout {name} 5000
 sentinel parallel-syncs {name} 2
 """
+_REPLICAS = ("SENTINEL REPLICAS", MASTER)
 _SYNC_AT_ONCE = ["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
 
 
@@ -97,13 +98,35 @@ class Sentinels:
     def master(self) -> PrivateServer:
         """The one that the sentinels name."""
         with redis.Redis(port=self.sentinel_ports[0]) as sentinel:
-            port = int(sentinel.sentinel_get_master_addr_by_name(MASTER)[1])
+            port = int(_master_address(sentinel)[1])
         return next(server for server in self.servers if self.name_of(server) == port)
 
     def replicas(self) -> list[PrivateServer]:
         """The other two, alive or not."""
         master = self.master()
         return [server for server in self.servers if server is not master]
+
+    def wait_until_able(self, number: int) -> None:
+        """Wait until `fail_over` would lead to a promotion.
+
+        All three must know that the replicas are such. They hear it in an INFO every ten seconds. A
+        sentinel that last heard that a server was a master takes the server that is promoted now
+        for a master that was left over from before, and demotes it at once: the failover ends in
+        ``-failover-abort-slave-timeout``. Nor is the one that is asked in TILT mode, in which a
+        sentinel that has stood still does nothing for 30 s.
+
+        Args:
+            number: Of the sentinel that will be asked: 0, 1 or 2.
+        """
+        for port in self.sentinel_ports:
+            wait_until(partial(self._knows_roles, port), "the sentinels know the replicas")
+        with redis.Redis(port=self.sentinel_ports[number]) as sentinel:
+            wait_until(partial(_acts, sentinel), "the sentinel is not in TILT mode")
+
+    def fail_over(self, number: int) -> None:
+        """Ask a sentinel to promote a replica of a master that is well."""
+        with redis.Redis(port=self.sentinel_ports[number]) as sentinel:
+            sentinel.execute_command("SENTINEL FAILOVER", MASTER)
 
     def wait_until_promoted(self, old: PrivateServer) -> PrivateServer:
         """Wait until all sentinels name another master than ``old`` and it is one."""
@@ -112,7 +135,7 @@ class Sentinels:
             ports = set()
             for port in self.sentinel_ports:
                 with redis.Redis(port=port) as sentinel:
-                    ports.add(int(sentinel.sentinel_get_master_addr_by_name(MASTER)[1]))
+                    ports.add(int(_master_address(sentinel)[1]))
             return ports
 
         wait_until(lambda: self.name_of(old) not in named(), "a replica is promoted", timeout=60)
@@ -128,6 +151,17 @@ class Sentinels:
                 wait_until(whole, "the sentinels know each other", timeout=60)
         for replica in self.replicas():
             wait_until(partial(_link_is, "up", replica), "the replicas are in step")
+
+    def _knows_roles(self, port: int) -> bool:
+        """Whether the sentinel on ``port`` has heard of two replicas that they are in step."""
+        with redis.Redis(port=port, decode_responses=True) as sentinel:
+            replicas = [_fields(reply) for reply in sentinel.execute_command(*_REPLICAS)]
+            master = _master_address(sentinel)[1]
+        known = ("slave", "slave", "ok", str(master))
+        names = ("flags", "role-reported", "master-link-status", "master-port")
+        return len(replicas) == 2 and all(
+            tuple(replica[name] for name in names) == known for replica in replicas
+        )
 
     def _start_server(self, stack: ExitStack, *arguments: str) -> PrivateServer:
         port = free_port()
@@ -166,6 +200,11 @@ class Sentinels:
         self.sentinels.append(process)
         with redis.Redis(port=port) as client:
             wait_until(lambda: _answers(client), f"the sentinel on {port} answers")
+
+
+def _master_address(sentinel: redis.Redis) -> Any:
+    """Host and port of the master. The method of redis-py 6.4 raises a TypeError."""
+    return sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", MASTER)
 
 
 def client_of(server: PrivateServer) -> redis.Redis:
@@ -234,19 +273,18 @@ def _answers(client: redis.Redis) -> bool:
         return False
 
 
-def _is_whole(sentinel: redis.Redis) -> bool:
-    state = _fields(sentinel.execute_command("SENTINEL MASTER", MASTER))
-    replicas = sentinel.execute_command("SENTINEL REPLICAS", MASTER)
-    return (
-        (state["num-slaves"], state["num-other-sentinels"], state["flags"]) == ("2", "2", "master")
-        # A sentinel asks a replica for its role every 10 s. One that still has a former master's
-        # role makes it a replica again as soon as another sentinel promotes it: that failover ends
-        # with -failover-abort-slave-timeout.
-        and all(_fields(replica)["role-reported"] == "slave" for replica in replicas)
-    )
+def _acts(sentinel: redis.Redis) -> bool:
+    info: Any = sentinel.info("sentinel")
+    return int(info["sentinel_tilt"]) == 0
 
 
 def _fields(reply: Any) -> dict[str, str]:
-    if not isinstance(reply, dict):
-        reply = dict(zip(reply[::2], reply[1::2], strict=True))
-    return {name: str(value) for name, value in reply.items()}
+    """What a sentinel says of a server, in RESP2 or RESP3."""
+    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+    return {name: str(value) for name, value in pairs}
+
+
+def _is_whole(sentinel: redis.Redis) -> bool:
+    state = _fields(sentinel.execute_command("SENTINEL MASTER", MASTER))
+    names = ("num-slaves", "num-other-sentinels", "flags")
+    return tuple(state[name] for name in names) == ("2", "2", "master")
