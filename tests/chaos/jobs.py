@@ -15,12 +15,13 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
 * FAILURE with LeaseLost, and its bodies met a fault: one for ``on_lost="fail"``, and one for
   ``"continue"`` whose own check raised it; four for ``"retry"``. A lock that loses leases
   while nothing is broken gets no such excuse;
-* acknowledged early, and in the hands of a worker when that worker or its child was killed;
-* the newest copy of its message was popped from its queue, and no worker noted it: so says the
-  broker's own file (`broker_log`), and broker, worker or the way between them ended since it was
-  sent. Kombu's Redis transport pops a message and notes it in two steps. Nothing of the lock runs
-  between them. A call in the queue of a key has no such excuse: it is in the store, and is
-  published again. A call with a countdown gets its place when a worker takes it up;
+* acknowledged early, which the broker's own file shows (`broker_log`), and in the hands of a worker
+  when that worker or its child was killed;
+* the newest copy of its message was popped from its queue, and no worker noted it: so says that
+  file, and broker, worker or the way between them ended since it was sent. Kombu's Redis transport
+  pops a message and notes it in two steps. Nothing of the lock runs between them. A call in the
+  queue of a key has no such excuse: it is in the store, and is published again. A call with a
+  countdown gets its place when a worker takes it up;
 * the store has lost its data while the call waited there, in the queue of its key;
 * discarded, if its message was made so that no worker runs it.
 
@@ -71,10 +72,10 @@ class _Job:
         sent = events(self.records, "publishing")
         return max(sent, key=lambda record: record.data["copy"]).at
 
-    def was_popped_and_never_noted(self) -> bool:
+    def is_at(self, place: Place) -> bool:
         """Whether the broker's file says so, and nothing was seen of it afterwards."""
         trace = self.trace
-        if trace is None or trace.data["place"] != Place.POPPED:
+        if trace is None or trace.data["place"] != place:
             return False
         return all(record.at <= trace.at for record in self.records)
 
@@ -238,12 +239,12 @@ def _excuse(
         met = [body for body in job.bodies if _met_a_fault(body, faults, ttl)]
         if len(met) >= _LOSSES.get(job.task, _MOST_LOSSES):
             return "jobs given up after their leases were lost to faults (LeaseLost)"
-    if job.task in EARLY and ends.took_with_it(job):
+    if job.task in EARLY and job.is_at(Place.ACKNOWLEDGED) and ends.took_with_it(job):
         return "jobs acknowledged early that died with their process"
     if job.task in QUEUED and job.may_have_a_place():
         is_gone = any(loss.at >= job.last_sign_of_life().at for loss in losses)
         return "calls that waited in a store that has lost its data" if is_gone else ""
-    if job.was_popped_and_never_noted() and ends.any_since(job.newest_sent_at()):
+    if job.is_at(Place.POPPED) and ends.any_since(job.newest_sent_at()):
         return _VANISHED
     return ""
 
@@ -260,6 +261,7 @@ class _Ends:
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._of_worker: dict[str, list[float]] = defaultdict(list)
+        self._of_process = {record.pid: record.at for record in events(records, "death")}
         #: The ends of what may have had a message that had left its queue: a worker, the broker,
         #: the way between them.
         self._of_carriers: list[float] = []
@@ -279,7 +281,16 @@ class _Ends:
                     self._of_carriers.append(until)
 
     def took_with_it(self, job: _Job) -> bool:
-        """Whether a worker that had the job was hurt after the job's last sign of life."""
+        """Whether a worker that had the job was hurt after the job's last sign of life.
+
+        Or the process of a body of it was killed, and another delivery of its message was dropped
+        later.
+        """
+        if any(
+            not body.finished and self._of_process.get(body.pid, 0.0) >= body.begin
+            for body in job.bodies
+        ):
+            return True
         last = job.last_sign_of_life()
         if last.event == "left" and last.data.get("state") is not None:
             return False  # the task had ended, so the message was in no worker's hands any more

@@ -651,22 +651,43 @@ def test_a_job_that_was_refused_is_not_lost_when_a_second_delivery_of_it_dies() 
     assert story.body("a", 5, None, job="j").add("death", 6, pid=1).kinds() == []
 
 
+def traced(story: Story, job: str, at: float, place: Place = Place.POPPED) -> Story:
+    """The broker's file is read when the job does not end."""
+    return story.add("traced", at, task_id=job, place=str(place), steps="sent, popped")
+
+
 def killed_in_the_midst(task: str) -> Story:
     story = Story().published("j", task).received("j", 0.5)
     return story.body("a", 1, None, job="j").add("death", 2, pid=1, worker="w")
 
 
 def test_a_job_acknowledged_early_may_die_with_its_process() -> None:
-    assert killed_in_the_midst("early").kinds() == []
+    story = killed_in_the_midst("early")
+    assert story.kinds() == [Kind.JOB_LOST], "the broker's file was not read"
+    assert traced(story, "j", 9, Place.ACKNOWLEDGED).kinds() == []
+
+
+@pytest.mark.parametrize("place", [Place.NOWHERE, Place.QUEUE, Place.UNACKED])
+def test_an_early_job_whose_message_was_not_acknowledged_is_lost(place: Place) -> None:
+    story = traced(killed_in_the_midst("early"), "j", 9, place)
+    assert story.kinds() == [Kind.JOB_LOST]
+
+
+def test_an_early_job_died_with_its_process_though_another_delivery_was_dropped_later() -> None:
+    story = killed_in_the_midst("queued_early").taken("j", 3, pid=2)
+    left(story, "j", 3.1, "IGNORED", pid=2)
+    assert traced(story, "j", 9, Place.ACKNOWLEDGED).kinds() == []
 
 
 def test_a_job_acknowledged_late_may_not_die_with_its_process() -> None:
-    assert killed_in_the_midst("late").kinds() == [Kind.JOB_LOST]
+    story = traced(killed_in_the_midst("late"), "j", 9, Place.ACKNOWLEDGED)
+    assert story.kinds() == [Kind.JOB_LOST]
 
 
 def test_a_job_acknowledged_early_is_lost_if_its_worker_had_died_before() -> None:
     story = Story().published("j", "early").received("j", 0.5)
-    assert story.add("death", 0.4, pid=1, worker="w").kinds() == [Kind.JOB_LOST]
+    traced(story.add("death", 0.4, pid=1, worker="w"), "j", 9, Place.ACKNOWLEDGED)
+    assert story.kinds() == [Kind.JOB_LOST]
 
 
 def test_a_dropped_older_copy_is_not_the_end_of_an_early_job_that_died_with_its_process() -> None:
@@ -674,12 +695,8 @@ def test_a_dropped_older_copy_is_not_the_end_of_an_early_job_that_died_with_its_
     story.received("j", 0.6, (0, 1)).taken("j", 1, (0, 1))
     story.add("start", 1.0, run="a", task_id="j", key="k", worker="w", task=f"{APP}.early")
     left(story.taken("j", 1.5, pid=2), "j", 1.6, "IGNORED", pid=2)
-    assert story.add("death", 2, pid=1, worker="w").kinds() == []
-
-
-def traced(story: Story, job: str, at: float, place: Place = Place.POPPED) -> Story:
-    """The broker's file is read when the job does not end."""
-    return story.add("traced", at, task_id=job, place=str(place), steps="sent, popped")
+    traced(story.add("death", 2, pid=1, worker="w"), "j", 9, Place.ACKNOWLEDGED)
+    assert story.kinds() == []
 
 
 def popped(job: str = "j", task: str = "late") -> Story:
