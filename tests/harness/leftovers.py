@@ -14,6 +14,7 @@ import socket
 import stat
 import sysconfig
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
