@@ -69,13 +69,7 @@ def reason_for_hang(stacks: str) -> str:
     is_warm = all(f", in {name}\n" in main for name in ("_shutdown", "on_stop", "join", "wait"))
     if is_warm and children and all(map(_waits_for_the_reader, children)):
         return "warm shutdowns that waited for a child whose results Celery no longer read"
-    # A worker that ends asks the broker for the last time: kombu acknowledges what is pending, and
-    # deletes a queue. If the broker is out of reach, its client waits for a connection or a reply,
-    # by default without a limit: plain Celery for 170 s and longer; with socket_connect_timeout=5
-    # and socket_timeout=10 in broker_transport_options it ended after 14 s.
-    ends = ", in _shutdown\n" in main or ("/hub.py" in main and ", in close\n" in main)
-    asks = "/kombu/" in main and (", in connect\n" in main or ", in _read_from_socket\n" in main)
-    return "shutdowns that waited for a broker out of reach" if ends and asks else ""
+    return ""
 
 
 def _waits_for_the_reader(dump: str) -> bool:
