@@ -18,7 +18,7 @@ from itertools import combinations
 
 from tests.chaos.beats import wrong_ticks
 from tests.chaos.bodies import Body, bodies, by_key
-from tests.chaos.celerys_own import reason_for_crash, reason_for_hang
+from tests.chaos.celerys_own import BROKER_AWAY, OFF_BROKER, reason_for_crash, reason_for_hang
 from tests.chaos.ends import Ends
 from tests.chaos.history import span
 from tests.chaos.jobs import UNIQUE_FOR, jobs_lost, vanished
@@ -39,6 +39,8 @@ _QUEUED = re.compile(r": held: q (?P<job>[^ +]+)\S* queued .*?(, for (?P<seconds
 _PROLONGS = ("publishing", "published", "taken")
 #: Seconds: the ``unique_for`` of most claims, a campaign's steps of the server's clock and a delay.
 _UNIQUE_FOR, _STEPS = 3600.0, 90.0
+#: Seconds before a hang is written down in which its shutdown has begun.
+_SHUTDOWN = 60.0
 _CELERYS_OWN = {Kind.NEVER_ENDS: reason_for_hang, Kind.BROKEN: reason_for_crash}
 
 
@@ -285,6 +287,8 @@ def reported(
             continue
         kind, text = _NOTED[record.event], str(record.data.get("text", ""))
         reason = _CELERYS_OWN[kind](text) if kind in _CELERYS_OWN else ""
+        if reason == BROKER_AWAY and not _was_off_broker(records, record.at):
+            reason = ""
         claim = _QUEUED.search(text) if kind is Kind.KEY_LEFT else None
         if claim and claim["job"] in gone and not _is_overdue(records, record, claim):
             reason = "claims of messages that vanished"
@@ -297,6 +301,14 @@ def reported(
         else:
             violations.append(Violation(kind=kind, key=record.key, at=record.at, text=text))
     return violations
+
+
+def _was_off_broker(records: Sequence[Record], at: float) -> bool:
+    return any(
+        fault.at <= at <= fault.data["end"] + _SHUTDOWN
+        for fault in events(records, "fault")
+        if fault.data["name"] in OFF_BROKER
+    )
 
 
 def _is_overdue(records: Sequence[Record], left: Record, claim: re.Match[str]) -> bool:

@@ -12,10 +12,12 @@ import pytest
 import celery_singleton_lock
 from tests.chaos.bodies import Section, bodies
 from tests.chaos.broker_log import Place
+from tests.chaos.celerys_own import BROKER_AWAY, OFF_BROKER
 from tests.chaos.checker import judge
 from tests.chaos.jobs import _VANISHED
 from tests.chaos.promises import PROMISES, Promise
 from tests.chaos.resource import Write
+from tests.chaos.schedule import SORTS
 from tests.chaos.stacks import HEAD
 from tests.chaos.verdict import Kind, Verdict, Violation
 from tests.harness.journal import Record
@@ -1066,6 +1068,32 @@ def unread(
     )
 
 
+def unreachable(
+    *,
+    step: str = "celery/worker/worker.py, in _shutdown",
+    asks: str = "/x/kombu/transport/redis.py",
+    waits: str = '/x/redis/connection.py", line 1601, in _connect',
+) -> str:
+    """The stacks of a shutdown that acknowledges a message at a broker out of reach."""
+    return "\n".join(
+        [
+            f"{THREAD}MainThread",
+            f"  File {step}",
+            '  File "/x/kombu/asynchronous/hub.py", line 355, in _close',
+            f'  File "{asks}", line 500, in ack',
+            '  File "/x/redis/client.py", line 2214, in execute',
+            f'  File "{waits}',
+            "    sock.connect(socket_address)",
+            '  File "/x/celery/apps/worker.py", line 554, in cry_handler',
+            '  File "/x/celery/utils/debug.py", line 187, in cry',
+            "LOCAL VARIABLES",
+        ]
+    )
+
+
+READS = '/x/redis/_parsers/socket.py", line 64, in _read_from_socket'
+
+
 @pytest.mark.parametrize(
     ("event", "text"),
     [
@@ -1087,6 +1115,26 @@ def test_what_celery_is_known_to_do_by_itself_is_counted_and_no_violation(
     verdict = Story().add(event, 1, text=text).judge()
     assert verdict.violations == ()
     assert sum(verdict.excused.values()) == 1
+
+
+def off_broker(stacks: str, fault: str = "host-unplugged", at: float = 1.0) -> Story:
+    story = Story().add("fault", at, end=at + 3, name=fault)
+    return story.add("never-ends", 45, text=stacks)
+
+
+@pytest.mark.parametrize("fault", sorted(OFF_BROKER))
+@pytest.mark.parametrize("stacks", [unreachable(), unreachable(waits=READS)])
+def test_a_shutdown_may_wait_for_a_broker_out_of_reach(stacks: str, fault: str) -> None:
+    assert off_broker(stacks, fault).judge().excused == {BROKER_AWAY: 1}
+
+
+@pytest.mark.parametrize(("fault", "at"), [("host-off-store", 1), ("host-unplugged", -20)])
+def test_a_shutdown_may_not_wait_for_a_broker_within_reach(fault: str, at: float) -> None:
+    assert off_broker(unreachable(), fault, at).kinds() == [Kind.NEVER_ENDS]
+
+
+def test_the_faults_that_put_the_broker_out_of_reach_are_faults() -> None:
+    assert {sort.name for sort in SORTS} >= OFF_BROKER
 
 
 def test_the_stacks_name_modules_of_the_package() -> None:
@@ -1113,10 +1161,16 @@ def test_a_hang_with_a_frame_of_ours_is_a_violation() -> None:
         unread(child=f"{OURS} in close\n  File billiard/queues.py in send_payload"),
         unread().partition(HEAD)[0],
         uncounted() + f"\n{HEAD}3:\nThread 1:\n  File {OURS} in acquire\n",
+        unreachable(step="celery/worker/loops.py, in asynloop"),
+        unreachable(step=f"celery/worker/worker.py, in _shutdown\n  File {OURS}, in stop"),
+        unreachable(asks="/x/celery/backends/redis.py"),
+        unreachable(asks=OURS),
+        unreachable(waits='/x/redis/lock.py", line 9, in acquire'),
+        unreachable(waits='/x/threading.py", line 9, in wait'),
     ],
 )
-def test_a_shutdown_that_waits_for_anything_but_results_is_a_violation(stacks: str) -> None:
-    assert Story().add("never-ends", 1, text=stacks).kinds() == [Kind.NEVER_ENDS]
+def test_a_shutdown_that_waits_for_anything_else_is_a_violation(stacks: str) -> None:
+    assert off_broker(stacks).kinds() == [Kind.NEVER_ENDS]
 
 
 def test_another_error_that_ends_a_worker_is_a_violation() -> None:
