@@ -377,6 +377,7 @@ class Policy:
             ``unique`` nor ``cancel_running`` is set. One field costs less than two comparisons.
     """
 
+    enabled: bool = option(True, flag)
     key: KeySpec = option(None)  # KeyMaker checks it, because it knows the signature.
     scope: str | None = option(None, _scope)
     limit: int = option(1, _limit)
@@ -442,6 +443,8 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
         raise TypeError(f"{where}: unknown option {unknown[0]!r}{suggestion(unknown[0], OPTIONS)}")
     try:
         checked = {name: check_option(Policy, name, value) for name, value in options.items()}
+        # The one place where the switch is decided: no layer turns on what another one has off.
+        checked["enabled"] = base.enabled and checked.get("enabled", True)
         if checked.get("debounce") is not None:
             checked.setdefault("on_duplicate", OnDuplicate.REPLACE)
             if base.unique is None:

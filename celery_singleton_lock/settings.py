@@ -8,6 +8,7 @@ user's values.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -37,6 +38,13 @@ from .stores.urls import check_url, masked, split_url, take_option
 logger = logging.getLogger("celery_singleton_lock")
 
 _PREFIX: Final = "singleton_lock_"
+#: The environment variable that takes precedence over the setting ``singleton_lock_enabled``: an
+#: operator can set it without a change of the code.
+SWITCH: Final = "SINGLETON_LOCK_ENABLED"
+_SWITCH_VALUES: Final = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
 # The only setting of the celery-singleton package that begins with this library's prefix. Projects
 # that migrate from that package, or use both for a while, still have it.
 _CELERY_SINGLETONS: Final = "singleton_lock_expiry"
@@ -98,6 +106,7 @@ class Settings:
         other_keyprefixes: What is there instead in workers of a version before, or in those of this
             app without ``singleton_lock_global_keyprefix``.
         policy: The defaults of this app's tasks.
+        off_by: What has switched the locks of all tasks off; empty: nothing has.
         fence_base: Fences are above this number.
         allow_eviction: Whether leases are taken on a server that may evict renewed ones.
         wait_replicas: The number of replicas that must acknowledge a grant before it counts.
@@ -119,6 +128,7 @@ class Settings:
     url_source: str
     connection_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     policy: Policy = field(default_factory=Policy)
+    off_by: str = ""
     visibility_timeout: float | None = None
     prefix: str = option(
         "celery", _text, r"[\w.@/-]{1,64}", "give 1 to 64 letters, digits or _ . @ / -"
@@ -180,7 +190,10 @@ def read_settings(app: Celery) -> Settings:
     conf = app.conf
     _refuse_unknown(conf)
     try:
-        policy = merge(Policy(), _given(conf, APP_OPTIONS), where="singleton_lock_* settings")
+        given_policy, switch = _given(conf, APP_OPTIONS), _switch()
+        if switch is not None:
+            given_policy["enabled"] = switch
+        policy = merge(Policy(), given_policy, where="singleton_lock_* settings")
         given = _given(conf, _OWN).items()
         own = {name: check_option(Settings, name, value, _PREFIX) for name, value in given}
         visibility_timeout = _visibility_timeout(conf)
@@ -204,6 +217,7 @@ def read_settings(app: Celery) -> Settings:
         global_keyprefix=prefix,
         other_keyprefixes=others,
         policy=policy,
+        off_by=_off_by(policy, switch),
         visibility_timeout=visibility_timeout,
         **{
             "beat_name": app.main or "celery",
@@ -211,6 +225,19 @@ def read_settings(app: Celery) -> Settings:
             **own,
         },
     )
+
+
+def _switch() -> bool | None:
+    """The value of the environment variable; None: it is not set, or empty."""
+    value = os.environ.get(SWITCH, "").strip().lower()
+    require(not value or value in _SWITCH_VALUES, SWITCH, value, "give 1 or 0")
+    return _SWITCH_VALUES.get(value)
+
+
+def _off_by(policy: Policy, switch: bool | None) -> str:
+    if policy.enabled:
+        return ""
+    return f"{_PREFIX}enabled=False" if switch is None else f"{SWITCH} in the environment"
 
 
 def _given(conf: Any, names: Iterable[str]) -> dict[str, Any]:

@@ -62,6 +62,7 @@ CHECKS: Final = (
     Check(consensus.check_sessions, {"zookeeper"}),
     Check(consensus.check_login, {"etcd", "zookeeper"}),
     Check(consensus.check_rights, {"zookeeper"}),
+    Check(tasks.check_switch, None),
     Check(tasks.check_policies, None),
     Check(tasks.check_timeouts, None),
     Check(tasks.check_lost_workers, None),

@@ -147,12 +147,17 @@ class Context:
         return policies_by_task(self.app)
 
     @property
+    def off_tasks(self) -> list[str]:
+        """The names of the tasks that run without a lock, because they are switched off."""
+        return sorted(name for name, policy in self.policies.items() if not policy.enabled)
+
+    @property
     def queue_tasks(self) -> str:
         """The names of the tasks whose calls may wait in the store; empty: none."""
         is_queue = (
             name
             for name, policy in self.policies.items()
-            if policy.on_conflict.action is ConflictAction.QUEUE
+            if policy.enabled and policy.on_conflict.action is ConflictAction.QUEUE
         )
         return ", ".join(sorted(is_queue))
 

@@ -9,7 +9,7 @@ from ..celery_compat import retries_lost_worker
 from ..errors import DOCS, SettingsError
 from ..policy import OnDuplicate, Policy
 from ..runtime import singleton_tasks
-from ..worker.bootstep import check_results, check_tasks, names_of
+from ..worker.bootstep import OFF, check_results, names_of, task_problems
 from .context import Context, Findings, error, note, ok, warning
 
 _KILLED_PAGE: Final = f"{DOCS}how-to/killed.html"
@@ -27,14 +27,24 @@ def check_policies(context: Context) -> Findings:
         remedy = "name the app of your workers with -A, and have it import its tasks (include=...)"
         yield warning("tasks", text, remedy)
         return
-    try:
-        check_tasks(context.app, context.store)
-    except SettingsError as exc:
-        yield error("tasks", str(exc), "no worker starts before this is corrected")
+    if problems := list(task_problems(context.app, context.store)):
+        for problem in problems:
+            yield error("tasks", problem, "no worker starts before this is corrected")
         return
-    yield ok("tasks", f"{len(tasks)} with a lock")
+    yield ok("tasks", f"{len(tasks) - len(context.off_tasks)} with a lock")
     for problem, remedy in check_results(context.app):
         yield warning("tasks", problem, remedy)
+
+
+def check_switch(context: Context) -> Findings:
+    """Whether tasks run without their locks, because somebody has switched them off."""
+    if by := context.settings.off_by:
+        text = f"the locks of all tasks are off ({by}): they run as plain tasks, also two at once"
+        yield warning("switch", text, f"remove it to have locks again, see {OFF}")
+    elif context.off_tasks:
+        names = ", ".join(context.off_tasks)
+        text = f"the locks of some tasks are off (enabled=False): {names}"
+        yield warning("switch", text, f"remove it to have locks again, see {OFF}")
 
 
 def check_timeouts(context: Context) -> Findings:

@@ -255,6 +255,13 @@ def add_header(
     return header
 
 
+def without_header(message: dict[str, Any]) -> dict[str, Any]:
+    """Celery's ``message`` options without this library's header, as those of a plain message."""
+    headers = dict(message.get("headers") or {})
+    headers.pop(HEADER, None)
+    return {**message, "headers": headers} if headers else {**message, "headers": None}
+
+
 def _within(running: Any, message: Mapping[str, Any], task_id: str) -> dict[str, Any]:
     """The header of a message that the ``running`` task publishes."""
     request = running.request

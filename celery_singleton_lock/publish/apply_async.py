@@ -21,7 +21,7 @@ from ..celery_compat import dump_models, in_current_task
 from ..core.key import PER_TASK, digest
 from ..errors import LockKeyError
 from ..message.arguments import pack_arguments, stable_rest
-from ..message.header import HEADER, PUBLISHED, add_header
+from ..message.header import HEADER, PUBLISHED, add_header, without_header
 from ..policy import (
     CallOptions,
     ConflictAction,
@@ -85,6 +85,8 @@ def publish_call(
         DuplicateTask, LockKeyError: See ``SingletonTask.apply_async``.
     """
     task_id = str(task_id) if task_id else uuid()
+    if not task.singleton_policy().enabled:
+        return send(task_id, without_header(options))
     app = task.app  # read once: Celery looks it up each time
     running: Any = app.current_worker_task
     header = add_header(options, task_id=task_id, options=given, running=running)
@@ -201,6 +203,8 @@ def claim_and_send(
         modes = '"until_done"}, or "until_start", or "until_expired" with "unique_for"'
         raise TypeError(f'{where}: give singleton={{"unique": {modes}')
     task_id = str(options.pop("task_id", None) or uuid())
+    if not (policy.enabled and (task is None or task.singleton_policy().enabled)):
+        return app.send_task(name, list(args or ()), dict(kwargs or {}), task_id=task_id, **options)
     running = app.current_worker_task
     header = add_header(options, task_id=task_id, options=given, running=running)
 

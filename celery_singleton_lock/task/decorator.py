@@ -57,6 +57,7 @@ def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any
 
     Options of the lock::
 
+        enabled: Whether the task has a lock; False runs it as a plain task; True by default.
         key: What must not run twice at once; by default all arguments.
         scope: The namespace of the key, which tasks may share; by default the task's name.
         limit: The number of bodies that may run at a time for one key; 1 by default.

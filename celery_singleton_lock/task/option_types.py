@@ -17,6 +17,8 @@ from ..policy import CallOptions
 class LockOptions(CallOptions, total=False):
     """The options of a task's lock: ``@app.task(base=SingletonTask, singleton={...})``."""
 
+    enabled: bool
+    """Whether the task has a lock; False runs it as a plain task; True by default."""
     key: KeySpec
     """What must not run twice at once; by default all arguments."""
     scope: str | None

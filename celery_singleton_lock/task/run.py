@@ -231,6 +231,9 @@ class TaskRun:
             self.entered = True
             return (task.singleton_base_call or task.run)(*args, **kwargs)
 
+        if not self.policy.enabled:
+            # A claim and a place in a queue that the message has from before end with the task.
+            return body()
         self._make_key(args, kwargs)
         if self._rest is None or (held_lease.get() and held_here(self.key)):
             return body()
@@ -887,7 +890,9 @@ class TaskRun:
         change = None
         if self.claim is not None:
             try:
-                retry_in = self._retry_in(retval) if isinstance(retval, Retry) else None
+                # The retry of a task that is switched off is a plain message, without the claim.
+                is_retry = isinstance(retval, Retry) and self.policy.enabled
+                retry_in = self._retry_in(retval) if is_retry else None
                 change = claims.after(self, self.claim, state, retval, retry_in)
             except Exception:
                 logger.exception("singleton: the claim %s is freed", self.claim.key)

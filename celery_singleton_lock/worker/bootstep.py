@@ -23,7 +23,7 @@ from ..core import observers
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Token
 from ..core.store import Acquire, Release, Store
-from ..errors import SettingsError, StoreError, StoreUnavailable
+from ..errors import DOCS, SettingsError, StoreError, StoreUnavailable
 from ..instrumentation import EventPipe
 from ..message.header import mint_nonce
 from ..policy import OPTIONS, ConflictAction, OnDuplicate, Policy, Unique, seconds
@@ -48,6 +48,8 @@ logger = logging.getLogger("celery_singleton_lock")
 # The ttl, in seconds, of the lease with which a starting worker tests the store.
 _TRIAL_TTL: Final = 10.0
 
+#: What to know before the locks are switched off.
+OFF: Final = f"{DOCS}how-to/switch.html"
 # Seconds that the end of a process waits for each reply to a release whose event is awaited.
 _LAST_REPLIES: Final = 0.5
 # Seconds between two looks at whether remote control has switched task events on or off.
@@ -103,6 +105,8 @@ class SingletonStep(bootsteps.StartStopStep):
         self._look_at_events(worker)
         worker.timer.call_repeatedly(_LOOK_AT_EVENTS, self._look_at_events, (worker,))
         runtime, memory = Runtime.of(worker.app), Runtime.lease_notes
+        if runtime.settings.off_by:
+            return  # no thread of this worker uses the store
         # In a warm shutdown, bodies run until the worker's last step has stopped.
         is_over = worker.blueprint.shutdown_complete.is_set
         in_memory = runtime.store.capabilities.name == "memory"
@@ -170,6 +174,11 @@ def check_app(app: Celery, *, is_prefork: bool = False) -> None:
         SettingsError: The worker must not start.
     """
     runtime = Runtime.of(app)
+    if by := runtime.settings.off_by:
+        for task in singleton_tasks(app):
+            task.singleton_preload()
+        _warn(f"the locks are off ({by}): all tasks run as plain ones, also two at once: see {OFF}")
+        return
     if is_prefork and runtime.store.capabilities.name == "memory":
         raise SettingsError(IN_MEMORY)
     check_tasks(app, runtime.store)
@@ -185,11 +194,22 @@ def check_tasks(app: Celery, store: Store) -> None:
     """Check each task's policy against the others' and the store.
 
     Raises:
-        SettingsError: Tasks of one scope have unequal limits, a task contradicts the app's
-            settings, a task needs a capability that the store lacks, or a plain task has a
-            singleton task as its function.
+        SettingsError: See :func:`task_problems`. The error names all of them.
     """
-    _check_plain_tasks(app)
+    problems = list(task_problems(app, store))
+    if problems:
+        count = f"{len(problems)} problems with tasks"
+        raise SettingsError("\n* ".join([count, *problems] if problems[1:] else problems))
+
+
+def task_problems(app: Celery, store: Store) -> Iterator[str]:
+    """Yield why no worker starts with the tasks of ``app``.
+
+    Tasks of one scope have unequal limits, a task contradicts the app's settings, a task needs a
+    capability that the store lacks, or a plain task has a singleton task as its function. A task
+    that is switched off runs as a plain one, and needs no store.
+    """
+    yield from _problems_of_plain_tasks(app)
     limits: dict[str, tuple[int, str]] = {}
     queues: dict[str, tuple[bool, str]] = {}
     for task in singleton_tasks(app):
@@ -197,11 +217,14 @@ def check_tasks(app: Celery, store: Store) -> None:
             policy = task.singleton_policy()
         except (TypeError, ValueError) as exc:
             # The option is valid by itself, but contradicts the app's settings.
-            raise SettingsError(f"{exc} (with the defaults that singleton_lock_* sets)") from None
+            yield f"{exc} (with the defaults that singleton_lock_* sets)"
+            continue
+        if not policy.enabled:
+            continue
         scope = policy.scope or task.name
         limit, other = limits.setdefault(scope, (policy.limit, task.name))
         if limit != policy.limit:
-            raise SettingsError(
+            yield (
                 f"{task.name} has limit={policy.limit} and {other} has limit={limit}, but both are "
                 f"in scope {scope!r}: give them one limit, or two scopes"
             )
@@ -209,36 +232,38 @@ def check_tasks(app: Celery, store: Store) -> None:
         queued, other = queues.setdefault(scope, (is_queued, task.name))
         if queued is not is_queued:
             names = (task.name, other) if is_queued else (other, task.name)
-            raise SettingsError(
+            yield (
                 f'{names[0]} has on_conflict="queue" and {names[1]} has not, but both are in scope '
                 f"{scope!r}: the calls of one would overtake those of the other. Give both the "
                 "queue, or two scopes"
             )
-        _check_capabilities(task.name, policy, store)
-        if policy.unique and policy.on_duplicate is OnDuplicate.REPLACE:
-            check_replaceable(
-                task.name, store, through_others=task.singleton_publishes_through_others
-            )
+        try:
+            _check_capabilities(task.name, policy, store)
+            if policy.unique and policy.on_duplicate is OnDuplicate.REPLACE:
+                check_replaceable(
+                    task.name, store, through_others=task.singleton_publishes_through_others
+                )
+        except SettingsError as exc:
+            yield str(exc)
 
 
-def _check_plain_tasks(app: Celery) -> None:
-    """Refuse tasks that take no lock, though they seem to.
+def _problems_of_plain_tasks(app: Celery) -> Iterator[str]:
+    """Yield the tasks that take no lock, though they seem to.
 
-    Raises:
-        SettingsError: A decorator of Celery is above ours: a task calls the other as a function. Or
-            a plain task has the options of a lock.
+    A decorator of Celery is above ours: a task calls the other as a function. Or a plain task has
+    the options of a lock.
     """
     for task in app.tasks.values():
         body: Any = getattr(task, "run", None)
         options = getattr(task, "singleton", None)
         is_plain = not hasattr(task, "singleton_policy")
         if is_plain and isinstance(options, Mapping) and options and options.keys() <= OPTIONS:
-            raise SettingsError(
+            yield (
                 f"the task {task.name} has singleton={dict(options)!r}, but no lock: use "
                 "@singleton_task, or add base=SingletonTask to the decorator"
             )
         if hasattr(body, "singleton_policy"):
-            raise SettingsError(
+            yield (
                 f"the task {task.name} calls the singleton task {body.name} as a function, without "
                 "its lock: remove the decorator above @singleton_task, which takes its options "
                 "(name=, bind= ...) too"

@@ -30,6 +30,15 @@ def policy(**options: Any) -> Policy:
     return merge(Policy(), options, where="@singleton_task on app.sync")
 
 
+def test_no_layer_turns_on_what_a_lower_one_has_off() -> None:
+    """An operator switches an app off, whatever its tasks say."""
+    off = policy(enabled=False)
+    assert not merge(off, {"enabled": True, "ttl": 9}, where="task").enabled
+    assert not merge(policy(), {"enabled": False}, where="task").enabled
+    assert policy().enabled
+    assert policy(enabled=True).enabled
+
+
 def test_what_is_left_out_comes_from_the_lower_layer() -> None:
     app = policy(ttl=10, on_conflict="retry")
     task = merge(app, {"ttl": 20, "key": PER_TASK}, where="task")

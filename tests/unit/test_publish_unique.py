@@ -150,6 +150,17 @@ def bench() -> Iterator[Bench]:
     bench.app.close()
 
 
+def test_a_task_that_is_off_publishes_without_the_header(bench: Bench) -> None:
+    """Also its retry, whose signature has the header of the message from before."""
+    task = bench.task(unique="until_done", enabled=False)
+    for _ in range(2):
+        task.apply_async((1,), headers={HEADER: {"call": "c", "claim": {}}, "theirs": "kept"})
+    first, second = [dict(message.headers) for message in bench.messages()]
+    assert (HEADER in first, HEADER in second) == (False, False)
+    assert (first["theirs"], second["theirs"]) == ("kept", "kept")
+    assert bench.store.timeouts == []
+
+
 # One message of equal calls.
 
 

@@ -65,6 +65,32 @@ def test_the_prefix_is_that_of_the_setting_in_which_the_store_is() -> None:
     assert with_prefixes("prod:", "broker:", **ours).global_keyprefix == ""
 
 
+@pytest.mark.parametrize(
+    ("variable", "setting", "by"),
+    [
+        ("0", True, "SINGLETON_LOCK_ENABLED in the environment"),
+        (" OFF ", None, "SINGLETON_LOCK_ENABLED in the environment"),
+        ("1", False, ""),
+        ("", False, "singleton_lock_enabled=False"),
+        ("", True, ""),
+    ],
+)
+def test_the_variable_of_the_switch_takes_precedence_over_its_setting(
+    monkeypatch: pytest.MonkeyPatch, variable: str, setting: bool | None, by: str
+) -> None:
+    monkeypatch.setenv("SINGLETON_LOCK_ENABLED", variable)
+    given = {} if setting is None else {"singleton_lock_enabled": setting}
+    found = settings(**given)
+    assert (found.off_by, found.policy.enabled) == (by, not by)
+
+
+def test_another_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else somebody would believe that the locks are off."""
+    monkeypatch.setenv("SINGLETON_LOCK_ENABLED", "disabled")
+    with pytest.raises(SettingsError, match="SINGLETON_LOCK_ENABLED='disabled': give 1 or 0"):
+        settings()
+
+
 def test_the_prefix_is_taken_literally_though_the_result_backend_adds_a_separator() -> None:
     assert with_prefixes("prod").global_keyprefix == "prod"
 
