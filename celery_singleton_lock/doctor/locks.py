@@ -18,6 +18,7 @@ from ..inspection import HeldKey, overdue, unique_for_by_task
 from ..inspection.queues import heads
 from ..publish.queue import STALLED_AFTER
 from ..runtime import IN_MEMORY
+from ..stores.redis.store import NAMES, RedisStore
 from ..stores.remedies import fault_of
 from ..worker.other_prefix import PAGE, leases_elsewhere, text_of
 from .context import Context, Findings, error, note, ok, warning
@@ -57,6 +58,9 @@ def check_leases(context: Context) -> Findings:
         median = statistics.median(_operation_time(context) for _ in range(_ROUNDS))
     except StoreError as exc:
         subject, remedy = fault_of(context.kind, exc)
+        if subject == "rights" and isinstance(context.store, RedisStore):
+            yield from _missing_basics(context, exc)
+            return
         if isinstance(exc, StoreUnavailable):
             remedy += "; until then tasks are put back"
         yield error(subject, str(exc), remedy)
@@ -73,6 +77,21 @@ def check_leases(context: Context) -> Findings:
         yield from _check_waiting(context)
     if context.store.call_queue is not None:
         yield from _check_queue_rights(context)
+
+
+def _missing_basics(context: Context, refusal: StoreError) -> Findings:
+    """What to grant to a login to which the store refuses a lease."""
+    keyspace = context.runtime.keyspace
+    missing = context.store.missing_basics(keyspace.lock(SCOPE, secrets.token_hex(8)))
+    pattern = f"~{keyspace.match_all().partition('{')[0]}*"
+    grants = [pattern if name == NAMES else f"+{name.lower()}" for name in missing]
+    commands = [name for name in missing if name != NAMES]
+    lacks = [f"the commands {', '.join(commands)}"] if commands else []
+    lacks += [f"the keys {pattern.removeprefix('~')}"] if NAMES in missing else []
+    text = f"the login may not use {' and '.join(lacks)}: no locks" if lacks else str(refusal)
+    # A right to a part of the keys is missing for a command alone.
+    rights = f"grant {' '.join(grants)}" if grants else "grant the login its rights"
+    yield error("rights", text, f"{rights}, see {_RIGHTS_PAGE}")
 
 
 def _operation_time(context: Context) -> float:

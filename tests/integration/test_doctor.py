@@ -168,16 +168,39 @@ def test_a_purged_call_is_overdue_until_an_operator_frees_its_claim(
     assert task.delay(1).id != again.id
 
 
-def test_missing_rights_are_an_error_that_says_where_they_are_listed(
-    server: PrivateServer, raw: Any
+@pytest.mark.parametrize(
+    "lacking", [["+set"], ["+evalsha", "+time", "+del"], ["+eval"], ["+select"], [f"~{EVERY_NAME}"]]
+)
+def test_the_basic_rights_that_a_login_lacks_are_named_and_suffice_when_granted(
+    server: PrivateServer, raw: Any, lacking: list[str]
 ) -> None:
-    rights = [right for right in LEAST_RIGHTS if right != "+set"]
-    raw.execute_command("ACL", "SETUSER", "few", "on", ">pw", *rights)
+    rights = [right for right in (*LEAST_RIGHTS, "+select") if right not in lacking]
+    raw.execute_command("ACL", "SETUSER", "few", "reset", "on", ">pw", *rights)
     app = app_on(server.url())
-    app.conf.singleton_lock_url = server.url().replace("redis://", "redis://few:pw@")
+    app.conf.singleton_lock_url = server.url(2).replace("redis://", "redis://few:pw@")
     (finding,) = found(app, "rights")
     assert finding.severity is Severity.ERROR
-    assert f"{DOCS}reference/options.html#rights" in finding.remedy
+    grants, _, page = finding.remedy.removeprefix("grant ").partition(", see ")
+    assert sorted(grants.split()) == sorted(lacking)
+    assert page == f"{DOCS}reference/options.html#rights"
+    for right in lacking:
+        name = right.strip("+~")
+        assert (name if right.startswith("~") else name.upper()) in finding.text
+    raw.execute_command("ACL", "SETUSER", "few", *grants.split())
+    assert found(app, "rights") == []
+    assert raw.keys(f"{EVERY_NAME}singleton-doctor*") == []
+
+
+def test_the_pattern_to_grant_begins_with_the_prefix_of_the_deployment(
+    server: PrivateServer, raw: Any
+) -> None:
+    rights = [right for right in LEAST_RIGHTS if not right.startswith("~")]
+    raw.execute_command("ACL", "SETUSER", "few", "reset", "on", ">pw", *rights, "~other:*")
+    app = app_on(server.url())
+    app.conf.singleton_lock_url = server.url().replace("redis://", "redis://few:pw@")
+    app.conf.singleton_lock_global_keyprefix = "prod:"
+    (finding,) = found(app, "rights")
+    assert finding.remedy.startswith("grant ~prod:csl:*, see ")
 
 
 def test_rights_that_the_queue_of_a_key_lacks_are_an_error_that_names_them(

@@ -314,6 +314,28 @@ def test_a_queue_is_refused_where_the_store_keeps_none() -> None:
             check_tasks(app, store)
 
 
+def test_a_worker_names_all_wrong_tasks_at_its_start() -> None:
+    app = Celery(set_as_current=False)
+    app.conf.singleton_lock_on_store_error = "run"
+    for number in range(2):
+        options: Any = {"app": app, "shared": False, "on_conflict": "queue"}
+        singleton_task(**options, name=f"contradicts{number}")(nothing)
+    for number in (1, 2):
+        options = {"app": app, "shared": False, "key": PER_TASK, "scope": "s"}
+        singleton_task(**options, name=f"limited{number}", limit=number)(nothing)
+    singleton_task(app=app, shared=False, name="newest", on_conflict="cancel_running")(nothing)
+    singleton_task(app=app, shared=False, name="off", on_conflict="queue", enabled=False)
+    app.task(name="around", shared=False)(app.tasks["newest"])
+    app.finalize()
+    with pytest.raises(SettingsError) as refused:
+        check_tasks(app, open_store("memory://"))
+    first, *others = str(refused.value).splitlines()
+    assert first == "5 problems with tasks"
+    assert len(others) == 5
+    for name in ("contradicts0", "contradicts1", "limited2", "newest", "around"):
+        assert [line for line in others if name in line.partition(" has ")[0]], name
+
+
 def test_a_plain_task_around_a_singleton_task_is_refused() -> None:
     app = Celery(set_as_current=False)
     locked = singleton_task(app=app, name="locked", shared=False)(nothing)
@@ -1201,3 +1223,14 @@ def test_a_store_whose_locks_are_in_another_number_of_shards_stops_the_worker(
     assert "kept in 256 shard(s)" in str(refused.value)
     assert "looks for them in 1" in str(refused.value)
     assert "delete that key" in str(refused.value)
+
+
+def test_a_refusal_for_the_number_of_shards_is_an_error_that_users_can_import(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
+    redis_client.set(name_in_store("shards"), "256")
+    app = Celery("shards", broker=redis_url, backend=redis_url, set_as_current=False)
+    with pytest.raises(StoreError, match="256 shard") as refused, hold("k", scope="s", app=app):
+        pass
+    app.close()
+    assert type(refused.value) is StoreError

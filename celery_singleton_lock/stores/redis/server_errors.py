@@ -19,6 +19,8 @@ _OF_SCRIPT: Final = re.compile(
 )
 # A right that a command of a script lacks. It has no code. Redis 6.2 and 7.0; all newer servers.
 _DENIED_IN_SCRIPT: Final = ("The user executing the script can't ", "ACL failure in script: ")
+# Redis 6.0 and newer, Valkey. Without these words it is the key that may not be accessed.
+_DENIED_COMMAND: Final = re.compile(r"no permissions to run the '([\w|-]+)' command")
 _READ_ONLY: Final = "READONLY "
 # CLUSTERDOWN and MASTERDOWN end with a failover. TRYAGAIN ends with the migration of a slot.
 _TEMPORARY: Final = (redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError)
@@ -50,6 +52,12 @@ def is_temporary(error: BaseException) -> bool:
 def is_denied(error: BaseException | None) -> bool:
     """Whether the user lacks a right: to a command or to a key, in a script or outside."""
     return isinstance(error, redis.exceptions.NoPermissionError)
+
+
+def denied_by(error: BaseException | None) -> str:
+    """The command that the user may not use; empty: the right to a key is missing."""
+    found = _DENIED_COMMAND.search(str(error))
+    return found[1].upper() if found else ""
 
 
 def is_unknown_command(error: BaseException | None) -> bool:

@@ -29,9 +29,10 @@ Failure handling
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from hashlib import sha1
 from itertools import repeat
 from typing import Any, Final, TypeVar
 
@@ -72,7 +73,7 @@ from . import scripts
 from .async_release import PendingReleases
 from .call_queue import RedisCallQueue, hint_of
 from .connection import OPERATOR_TIMEOUT, Connections
-from .server_errors import is_denied, is_wrong_type
+from .server_errors import denied_by, is_denied, is_wrong_type
 from .wait_queue import RedisTicket, WaitQueues
 
 R = TypeVar("R")
@@ -100,6 +101,8 @@ _NO_SCAN: Final = (
     "keys are found by short names, task ids and patterns with SCAN, which the store's login may "
     "not use: give the full key (csl:{...}:...), or grant +scan"
 )
+#: What a login lacks that may not use keys of our names.
+NAMES: Final = "keys"
 # Places in the server's table of keys per SCAN; half of them or more are occupied, unless many keys
 # were deleted. Each SCAN blocks the server's other clients for some 0.08 ms.
 _SCAN_COUNT: Final = 100
@@ -462,17 +465,50 @@ class RedisStore(Store):
                 ("ZRANGEBYSCORE", queue, 0, 0),
                 ("ZRANK", queue, "you"),
             ]
-        missing: list[str] = []
-        for command in commands:
-            try:
-                self._connections.run([command], OPERATOR_TIMEOUT)
-            except StoreError as exc:
-                if not is_denied(exc.__cause__):
-                    raise
-                missing.append(command[0])
+        missing = self._denied([partial(self._connections.run, [one]) for one in commands])
         if "BLPOP" in missing or "HDEL" in missing:
             self._connections.run([("DEL", handoffs)], OPERATOR_TIMEOUT)
         return missing
+
+    def missing_basics(self, key: str) -> list[str]:
+        """The commands that each lease needs and the login lacks; for the doctor.
+
+        Leaves nothing in the store.
+
+        Args:
+            key: A key that does not exist.
+
+        Returns:
+            The commands; ``NAMES`` among them if the login may not use keys of such a name.
+        """
+        script = "return 1"
+        commands: list[scripts.Command] = [
+            ("EVAL", script, 1, key),
+            ("EVALSHA", sha1(script.encode(), usedforsecurity=False).hexdigest(), 1, key),
+            ("SET", key, "", "PX", 1),
+            ("GET", key),
+            ("PTTL", key),
+            ("PEXPIRE", key, 1),
+            ("DEL", key),
+        ]
+        tries = [partial(self._connections.run, [one]) for one in commands]
+        # It has no key, by which a cluster would find the server.
+        return self._denied([*tries, partial(self.servers()[0].run, [("TIME",)])])
+
+    @staticmethod
+    def _denied(tries: Iterable[Callable[[float], object]]) -> list[str]:
+        """What the login may not use, as the server's refusals of the ``tries`` name it."""
+        denied: dict[str, None] = {}
+        for send in tries:
+            try:
+                send(OPERATOR_TIMEOUT)
+            except redis.exceptions.NoScriptError:
+                pass  # the login may use EVALSHA
+            except StoreError as exc:
+                if not is_denied(exc.__cause__):
+                    raise
+                denied[denied_by(exc.__cause__) or NAMES] = None
+        return list(denied)
 
     def info(self, section: str) -> dict[str, str]:
         """One section of INFO, of the server that endangers leases most by evicting keys.
@@ -495,11 +531,8 @@ class RedisStore(Store):
         return self._connections.masters(OPERATOR_TIMEOUT)
 
     def problems(self, key: str) -> list[str]:
-        try:
-            self._check_shards(key, OPERATOR_TIMEOUT)
-        except _ShardsDiffer as exc:
-            return [str(exc)]
-        return []
+        problem = self._problem_with_shards(key, OPERATOR_TIMEOUT)
+        return [problem] if problem else []
 
     def close(self) -> None:
         self._drain_open()
@@ -599,12 +632,7 @@ class RedisStore(Store):
         return zip(keys, each, each, strict=False)
 
     def _check_shards(self, key: str, timeout: float) -> bool:
-        """Compare this store's number of shards with the number that is stored in Redis.
-
-        Every key contains its shard (``...csl:{prefix:shard}:...``). Apps with different numbers of
-        shards would use different keys, and two bodies would run at once. That happens if one app
-        names a node of a cluster as a plain server, or if data were moved between a server and a
-        cluster.
+        """Check that this app and the others use one number of shards.
 
         Returns:
             Whether a request was sent; False if the result for this prefix is known already.
@@ -613,20 +641,39 @@ class RedisStore(Store):
             StoreError: The numbers differ, or the store refuses the request.
             StoreUnavailable: The store doesn't answer.
         """
-        note = Keyspace.shards_note(key)
-        if note in map(Keyspace.shards_note, list(self._known_shards)):
+        if Keyspace.shards_note(key) in map(Keyspace.shards_note, list(self._known_shards)):
             self._known_shards.add(Keyspace.fence(key))
             return False
+        if problem := self._problem_with_shards(key, timeout):
+            raise StoreError(problem)
+        return True
+
+    def _problem_with_shards(self, key: str, timeout: float) -> str:
+        """Compare this store's number of shards with the number that is stored in Redis.
+
+        Every key contains its shard (``...csl:{prefix:shard}:...``). Apps with different numbers of
+        shards would use different keys, and two bodies would run at once. That happens if one app
+        names a node of a cluster as a plain server, or if data were moved between a server and a
+        cluster.
+
+        Returns:
+            The problem; empty if the numbers are equal.
+
+        Raises:
+            StoreError: The store refuses the request.
+            StoreUnavailable: The store doesn't answer.
+        """
+        note = Keyspace.shards_note(key)
         noted = int(self._run(scripts.SHARDS.command([note], [f"{self.shards}"]), timeout))
         if noted != self.shards:
-            raise _ShardsDiffer(
+            return (
                 f"the locks here are kept in {noted} shard(s), says {note!r}, and this app looks "
                 f"for them in {self.shards}: two apps would not see each other's locks. Name the "
                 "store alike everywhere (a cluster is redis+cluster://, in every app); if no "
                 "worker of the other sort is left, delete that key"
             )
         self._known_shards.add(Keyspace.fence(key))
-        return True
+        return ""
 
 
 def _with_arguments(
@@ -662,10 +709,6 @@ def slot_or_refusal(reply: Sequence[Any]) -> Granted | Refused:
 def _call(text: bytes) -> Call:
     called_at, task = text.decode().split(" ")
     return Call(task=task, called_at=float(called_at))
-
-
-class _ShardsDiffer(StoreError):
-    """Two apps use different numbers of shards for one prefix."""
 
 
 def _repeated(operation: Callable[[R, float], T], request: R, timeout: float) -> T:
