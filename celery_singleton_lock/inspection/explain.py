@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from shlex import quote
 from typing import Any, Final
 
 from celery import Celery, states
@@ -25,9 +26,14 @@ from .queues import CallInQueue
 _MINUTE: Final = 60.0
 _HOUR: Final = 3600.0
 _PLACES: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
-# What an unknown call may be, each with where else to look.
+# What an unknown call may be, if the broker could not be searched.
+_IN_BROKER: Final = (
+    "It may wait in a queue of the broker, which could not be searched.",
+    "With acks_late the message of a killed worker comes back, from Redis visibility_timeout after "
+    "its delivery.",
+)
+# What else it may be, each with where to look.
 _UNSEEN: Final = (
-    "It may wait in the queue of the broker, which is not searched.",
     "It may have run, or have been skipped: its result has expired, or was not stored "
     "(ignore_result). For a skip its worker's log has a line 'singleton conflict' with this id, at "
     "INFO.",
@@ -35,8 +41,6 @@ _UNSEEN: Final = (
     "duplicate' with this id.",
     "Its worker may have been killed as a whole. Without acks_late its message was acknowledged "
     "before its body began, so nothing is left of it when its lease has expired.",
-    "With acks_late the message of a killed worker comes back, from Redis visibility_timeout after "
-    "its delivery.",
     "It may belong to another app, broker or singleton_lock_prefix.",
 )
 
@@ -56,6 +60,7 @@ class Fate(StrEnum):
     WAITING = "waiting"  # for the key: in a process of a worker, or in the queue of the key
     RECEIVED = "received"  # by a worker, but no process has begun with it
     QUEUED = "queued"  # published; no worker that answered has it
+    LEFT = "left by its worker"  # which has the message, and died or does not answer
     STARTED = "started"  # but it holds no lease
     UNKNOWN = "unknown"
 
@@ -107,7 +112,11 @@ def explain(app: Celery, task_id: str, *, timeout: float = 1.0) -> Explanation:
     return Explanation(
         task_id=task_id,
         fate=verdict.fate,
-        sentences=(*verdict.sentences, *_remarks(facts, verdict.fate)),
+        sentences=(
+            *verdict.sentences,
+            *_remarks(facts, verdict.fate),
+            *_remedy(facts, verdict),
+        ),
         state=facts.result.state,
         key=verdict.key,
         holder=verdict.holder,
@@ -190,6 +199,12 @@ def _running(facts: Facts) -> _Verdict | None:
     ]
     if late := facts.overdue(lease):
         sentences[0] = f"It has run{age}, {where} {_may_be_dead(late)}."
+        if (ago := facts.renewed_ago(lease)) is not None:
+            died, free = facts.now - timedelta(seconds=ago), timedelta(seconds=lease.ttl)
+            sentences.append(
+                f"If so, it died after {_text(died)}, and the key is free{_at(facts.now + free)}."
+            )
+        sentences += _of_dead_worker(facts)
     if lease.state == "being killed":
         sentences = [f"Its process {lease.pid} on {lease.worker} is being killed."]
     return _Verdict(Fate.RUNNING, sentences, lease.key)
@@ -201,6 +216,15 @@ def _waiting(facts: Facts) -> _Verdict | None:
         return None
     where = f"on {message.worker} (pid {message.pid})"
     holder = _holder_of(facts, message.key)
+    if facts.released is not None:
+        # Also if another call has the key now: this one does not wait for it.
+        text = f"It runs{_ago(facts.now, message.since)}, {where}, without its lease."
+        why = (
+            "Its process notices that at its next renewal, and interrupts it, unless the task has "
+            'on_lost="continue".'
+        )
+        now = [f"Now {_has(facts, holder)}."] if holder else []
+        return _Verdict(Fate.STARTED, [text, why, *now], message.key, _row(holder))
     if message.key is None or holder is None:
         text = (
             f"A process of a worker has begun with it{_ago(facts.now, message.since)}, {where}, "
@@ -260,9 +284,14 @@ def _in_queue(facts: Facts) -> _Verdict | None:
     times = "once" if place.copies == 1 else f"{place.copies} times"
     why = (
         f"Its message was published {times}, with the routing key {place.routing_key!r}, and no "
-        "process has begun with it: all are busy, or no worker consumes that queue."
+        "process has begun with it."
     )
-    return _Verdict(Fate.QUEUED, [text, why], key)
+    found = _whereabouts(facts)
+    if not found and facts.workers and place.routing_key not in facts.served:
+        found = [_unserved(facts, place.routing_key)]
+    elif not found:
+        found = ["All processes are busy, or no worker consumes that queue."]
+    return _Verdict(Fate.QUEUED, [text, why, *found], key)
 
 
 def _put_back(facts: Facts) -> _Verdict | None:
@@ -331,6 +360,27 @@ def _to_be_revoked(facts: Facts) -> _Verdict | None:
     return _Verdict(Fate.REVOKED, [text], _own_key(facts))
 
 
+def _left(facts: Facts) -> _Verdict | None:
+    """A worker has taken its message, and no worker that answered has it."""
+    if facts.broker is None or facts.broker.taken_at is None:
+        return None
+    return _Verdict(Fate.LEFT, _of_dead_worker(facts), _own_key(facts))
+
+
+def _in_broker(facts: Facts) -> _Verdict | None:
+    if facts.broker is None or not facts.broker.queue:
+        return None
+    claim = facts.claim
+    text = ""
+    if claim is not None:
+        text = (
+            f"It was published{_at(claim.since)}, by {claim.worker} (pid {claim.pid}), and "
+            f"has the claim {claim.key} ({claim.phase})."
+        )
+    sentences = [*([text] if text else []), *_whereabouts(facts)]
+    return _Verdict(Fate.QUEUED, sentences, _own_key(facts))
+
+
 def _started(facts: Facts) -> _Verdict | None:
     if facts.result.state != states.STARTED:
         return None
@@ -356,7 +406,7 @@ def _queued(facts: Facts) -> _Verdict | None:
         return _Verdict(Fate.RETRYING, [text, why], claim.key)
     else:
         why = (
-            "No worker that answered has it: it is in the queue, or its message is gone (a purged "
+            f"No worker that answered has it: {_or_in_queue(facts)}its message is gone (a purged "
             f"queue). Its claim ends in {claim.ttl:.0f} s at the latest."
         )
         if late := overdue(claim, facts.unique_for, facts.now):
@@ -378,6 +428,10 @@ def _unknown(facts: Facts) -> _Verdict:
         if facts.workers
         else f"{_no_worker(facts)}.",
     ]
+    if facts.broker is not None and facts.broker.is_complete:
+        found.append("The broker has no message of it, waiting or taken by a worker.")
+    else:
+        found += _IN_BROKER
     return _Verdict(Fate.UNKNOWN, [*found, *_UNSEEN])
 
 
@@ -394,6 +448,8 @@ _RULES: Final[tuple[Callable[[Facts], _Verdict | None], ...]] = (
     _retrying,
     _received,
     _done,
+    _left,
+    _in_broker,
     _started,
     _queued,
     _unknown,
@@ -415,6 +471,113 @@ def _remarks(facts: Facts, fate: Fate) -> Iterator[str]:
         yield f"It keeps its place in the queue of {facts.place.key}, as {place}."
     if facts.result.problem and fate is not Fate.UNKNOWN:
         yield f"Its result is unknown, because {facts.result.problem}."
+
+
+# --- remedies -------------------------------------------------------------------------------------
+
+_AGAIN: Final = "send it again if it must run"
+_REMEDIES: Final[Mapping[Fate, str]] = {
+    Fate.SKIPPED: 'nothing, if that call did its work; on_conflict="retry" or "queue" runs each',
+    Fate.DUPLICATE: "nothing, that call does its work; apply_async(singleton=False) has no claim",
+    Fate.REFUSED: f'{_AGAIN}; on_conflict="retry" or "queue" runs each call',
+    Fate.REVOKED: _AGAIN,
+    Fate.CANCELLED: "nothing, the newer call does its work",
+    Fate.LOST_LEASE: f"{_AGAIN}; look for the reason above in the troubleshooting page",
+    Fate.FAILED: (
+        f"look for its traceback in its worker's log, then {_AGAIN}; for a killed process: "
+        "acks_late=True, reject_on_worker_lost=True"
+    ),
+    Fate.RUNNING: "nothing; `celery -A ... singleton show KEY` shows how long it may take",
+    Fate.RETRYING: "nothing, a worker that consumes its queue runs it",
+    Fate.PUT_BACK: "nothing, a worker that consumes its queue runs it when the key is free",
+    Fate.WAITING: "nothing, it runs in its turn; if the holder hangs, restart the holder's worker",
+    Fate.RECEIVED: "nothing, if it is due later; else start more processes or workers",
+    Fate.QUEUED: "start more workers if it takes too long",
+    Fate.LEFT: (
+        "nothing, if you can wait, and keep a worker on its queue; don't send it again, or it runs "
+        "twice. A shorter visibility_timeout shortens the wait for the next time"
+    ),
+    Fate.STARTED: "look for its id in its worker's log",
+    Fate.UNKNOWN: (
+        f"look for its id in the logs of the workers and of its publisher, then {_AGAIN}. A call "
+        "that a kill must not lose needs acks_late=True, reject_on_worker_lost=True"
+    ),
+}
+
+
+def _remedy(facts: Facts, verdict: _Verdict) -> Iterator[str]:
+    """What to do. Nothing has to be said of a call that ran."""
+    fate, text = verdict.fate, _REMEDIES.get(verdict.fate, "")
+    lease, queue = facts.lease, _unserved_queue(facts)
+    if fate is Fate.RUNNING and lease is not None and facts.overdue(lease):
+        text = (
+            "start its worker again if it is dead. To free the key at once, when no body runs: "
+            f"celery -A ... singleton release '{lease.key}'"
+        )
+    elif fate is Fate.STARTED and facts.released is not None:
+        text = f"nothing; when it has been interrupted, {_AGAIN}"
+    elif queue and fate in (Fate.QUEUED, Fate.RETRYING, Fate.PUT_BACK):
+        text = f"start a worker that consumes it: celery -A ... worker -Q {quote(queue)}"
+    if text:
+        yield f"To do: {text}."
+
+
+def _unserved_queue(facts: Facts) -> str:
+    """The queue of its message that no worker that answered consumes; empty: none is known."""
+    queue = facts.broker.queue if facts.broker else ""
+    if not queue and facts.place is not None and facts.place.state == "published":
+        queue = facts.place.routing_key
+    return queue if queue and queue not in facts.served else ""
+
+
+def _whereabouts(facts: Facts) -> list[str]:
+    """Where the broker has its message, if that is known."""
+    broker = facts.broker
+    if broker is None or not (broker.queue or broker.taken_at):
+        return []
+    if not broker.queue:
+        return _of_dead_worker(facts)
+    queue, length = broker.queue, broker.length
+    messages = "the only message" if length == 1 else f"one of {length} messages"
+    text = f"It is {messages} in the broker's queue {queue!r}."
+    if queue in facts.served:
+        return [text, "Workers consume that queue: all their processes are busy."]
+    return [text, _unserved(facts, queue)]
+
+
+def _unserved(facts: Facts, queue: str) -> str:
+    if not facts.workers:
+        return f"{_no_worker(facts)}, so nobody is known to consume {queue!r}."
+    served = ", ".join(map(repr, facts.served)) or "none"
+    return f"No worker that answered consumes {queue!r}. The queues that workers consume: {served}."
+
+
+def _of_dead_worker(facts: Facts) -> list[str]:
+    """What becomes of the message of a worker that is probably dead."""
+    broker, timeout = facts.broker, facts.visibility_timeout
+    if broker is None:
+        return []
+    if broker.taken_at is None:
+        if broker.queue or not broker.is_complete:
+            return []
+        return ["Its message was acknowledged before it began, so it does not come back."]
+    sentences = [
+        f"A worker took its message{_at(broker.taken_at)}, and has not acknowledged it. No worker "
+        "that answered has it: that worker has died since, or does not answer."
+    ]
+    if timeout is not None:
+        back = broker.taken_at + timedelta(seconds=timeout)
+        sentences.append(
+            f"The broker delivers it again{_at(back)} (visibility_timeout) or up to two minutes "
+            "later, and it runs then."
+        )
+    return sentences
+
+
+def _or_in_queue(facts: Facts) -> str:
+    """The words for a message that may be in the broker, where that was not searched."""
+    is_complete = facts.broker is not None and facts.broker.is_complete
+    return "" if is_complete else "it is in the queue, or "
 
 
 # --- words ----------------------------------------------------------------------------------------

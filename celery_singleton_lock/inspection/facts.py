@@ -24,6 +24,7 @@ from ..message.skipped import is_skipped
 from ..message.times import done_at, utc
 from ..publish.queue_results import RESULT_TIMEOUT
 from ..runtime import Runtime
+from .broker import InBroker, search_broker
 from .keys import HeldKey, is_of_task, policies_by_task, unique_for_by_task
 from .names import without_prefix
 from .queues import CallInQueue, call_before, find_call
@@ -122,6 +123,9 @@ class Facts:
         is_revoked: Whether a worker will discard the message when it arrives.
         place: The task's call in the queue of its key; None: none is known.
         before: The call before it there.
+        broker: What the broker has of its message; None: it was not searched.
+        served: The names of the queues that the workers that answered consume.
+        visibility_timeout: See `Settings`.
     """
 
     task_id: str
@@ -143,6 +147,9 @@ class Facts:
     is_revoked: bool = False
     place: CallInQueue | None = None
     before: CallInQueue | None = None
+    broker: InBroker | None = None
+    served: tuple[str, ...] = ()
+    visibility_timeout: float | None = None
 
     @property
     def put_backs(self) -> int:
@@ -216,11 +223,27 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         is_revoked=is_revoked,
         place=place,
         before=call_before(app, place) if place else None,
+        visibility_timeout=runtime.settings.visibility_timeout,
     )
+    is_held = lease is not None and not facts.overdue(lease)
+    if not (result.is_final or message or is_held):
+        broker = None if workers.broker_is_silent else _in_broker(app, task_id)
+        facts = replace(facts, broker=broker, served=workers.served())
+        if broker is not None and broker.taken_at is not None:
+            # A worker may have taken it meanwhile.
+            message = workers.find(task_id)
+            facts = replace(facts, message=message, workers=workers.names)
     needs_active = message is not None and message.state == "active"
     if needs_active or any(map(facts.overdue, [*stored.own, *stored.others.values()])):
         facts = replace(facts, active=workers.active())
     return facts
+
+
+def _in_broker(app: Celery, task_id: str) -> InBroker | None:
+    try:
+        return within(_BROKER_TIMEOUT, lambda: search_broker(app, task_id))
+    except Exception:
+        return None  # the login may not search, or the broker does not answer
 
 
 def _result(app: Celery, task_id: str) -> Result:
@@ -331,6 +354,11 @@ class _Workers:
             for info in messages
         ]
         return tuple(sorted(found, key=lambda one: one.since.timestamp() if one.since else 0.0))
+
+    def served(self) -> tuple[str, ...]:
+        """The names of the queues that the workers consume, sorted."""
+        replies = self._ask("active_queues").values()
+        return tuple(sorted({str(queue.get("name")) for each in replies for queue in each or ()}))
 
     def is_revoked(self, task_id: str) -> bool:
         return any(task_id in ids for ids in self._ask("revoked").values())

@@ -45,7 +45,9 @@ def refusing(name: str) -> None: ...
 
 
 @singleton_task(**SCOPE, acks_late=True, ignore_result=True)
-def late(name: str) -> None: ...
+def late(name: str, gate: str = "") -> None:
+    if gate:
+        Gate(redis.Redis.from_url(os.environ["RESULT_URL"], socket_timeout=None), gate).wait()
 
 
 @singleton_task(**SCOPE, bind=True)
