@@ -47,9 +47,6 @@ _warned: Final[set[str]] = set()
 _TIMEOUT: Final = 0.4
 #: Seconds of waiting after which a publication does not ask the result backend again.
 ENOUGH: Final = 0.1
-# Seconds. A result that is older than its claim by more than this belongs to an earlier call with
-# the same, explicit task id.
-_MAX_CLOCK_DIFFERENCE: Final = 60.0
 
 
 def answer(call: Call, claim: Claim, existing: Record) -> AsyncResult[Any]:
@@ -101,8 +98,11 @@ def answer(call: Call, claim: Claim, existing: Record) -> AsyncResult[Any]:
     kept: AsyncResult[Any] | None = runtime.eager_results.get(claim.key)
     if kept is not None and kept.id == task_id:
         return kept
-    backend = backend_of(runtime.app, call.task)
-    return runtime.app.AsyncResult(task_id, backend=backend, task_name=call.task)
+    task: Any = runtime.app.tasks.get(call.task)
+    if task is not None:  # its class may have results of its own, such as AbortableTask
+        result: AsyncResult[Any] = task.AsyncResult(task_id)
+        return result
+    return runtime.app.AsyncResult(task_id, task_name=call.task)
 
 
 def takes_over(runtime: Runtime, existing: Record, caller: Holder, *, asks: bool = True) -> bool:
@@ -186,7 +186,9 @@ def _has_ended(runtime: Runtime, existing: Record, task: str) -> bool:
             return False
         if (ended_at := done_at(meta.get("date_done"), app)) is None:
             return True
-        return ended_at.timestamp() > existing.holder.since - _MAX_CLOCK_DIFFERENCE
+        # An older result is that of an earlier call with the same, explicit task id. If this host's
+        # clock is ahead of the worker's, the claim of a worker that died just then stays longer.
+        return ended_at.timestamp() >= existing.holder.since
     except SoftTimeLimitExceeded:
         raise  # of the body that publishes
     except Exception:

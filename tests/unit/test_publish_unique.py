@@ -22,6 +22,7 @@ import pytest
 from celery import Celery, Task, chain, chord, group, states
 from celery.backends.rpc import RPCBackend
 from celery.canvas import Signature
+from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import GroupResult, allow_join_result, denied_join_result
 from kombu.utils.json import dumps, loads
@@ -346,9 +347,8 @@ def test_of_two_that_find_a_stale_claim_one_takes_it_over(
     ("ended", "counts"),
     [
         (timedelta(days=-1), True),
-        (timedelta(seconds=-90), True),
-        (timedelta(seconds=-30), False),  # as far as the clocks of two hosts may differ
-        (timedelta(seconds=30), False),
+        (timedelta(seconds=-1), True),
+        (timedelta(seconds=1), False),
     ],
     ids=str,
 )
@@ -372,6 +372,14 @@ def test_the_result_of_an_earlier_call_with_the_same_id_is_not_that_of_the_claim
     meta = {"status": states.SUCCESS, "date_done": form(done)}
     bench.answer_with(monkeypatch, lambda task_id: meta)
     assert (sync.delay().id == first.id) is counts
+
+
+def test_a_duplicate_gets_a_result_of_the_class_that_the_task_has(bench: Bench) -> None:
+    aborted = bench.task(base=AbortableTask, unique="until_done")
+    first = aborted.delay()
+    for result in (first, aborted.delay()):
+        assert isinstance(result, AbortableAsyncResult)
+        assert result.id == first.id
 
 
 def test_a_result_that_says_nothing_of_its_time_counts_as_the_claims(
