@@ -26,6 +26,7 @@ from ..message.arguments import as_sent as see_as_sent
 from ..policy import (
     OPTIONS,
     CallOptions,
+    ConflictAction,
     Policy,
     check_autoretry,
     check_call,
@@ -208,6 +209,13 @@ class SingletonTask(_Base[P, R]):
         # only publishes refuses its first call.
         check_claim_options(policy, given, where=where)
         check_autoretry(policy, *_autoretry_of(self), where=where)
+        is_queued = policy.on_conflict.action is ConflictAction.QUEUE
+        if is_queued and self.app.conf.task_protocol == 1:
+            raise ValueError(
+                f'{where}: on_conflict="queue" needs task_protocol = 2, the default: a message '
+                "of protocol 1 has no headers, by which the calls of a key are kept in order. Set "
+                'task_protocol = 2, or on_conflict="retry"'
+            )
         return policy
 
     @cached_property

@@ -23,8 +23,10 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.core.lease import Holder
+from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.message.skipped import skipped_value
 from celery_singleton_lock.testing import hold_lock
+from celery_singleton_lock.worker.bootstep import check_app
 from example_project.private_server import free_port
 from tests.harness.deliveries import wait_until_collected
 
@@ -504,4 +506,18 @@ def test_a_retry_that_the_broker_does_not_take_comes_back_if_it_is_acknowledged_
         work.retry(args=(object(),))
     assert not caught.value.requeue, "it would never be published"
     work.pop_request()
+    app.close()
+
+
+def test_a_queue_of_a_key_refuses_the_protocol_without_headers() -> None:
+    app = Celery("old", broker="memory://", set_as_current=False)
+    app.conf.update(task_protocol=1, singleton_lock_url="redis://127.0.0.1:1/0")
+
+    @singleton_task(app=app, key="{number}", on_conflict="queue")
+    def work(number: int) -> None: ...
+
+    with pytest.raises(ValueError, match="needs task_protocol = 2"):
+        work.delay(1)
+    with pytest.raises(SettingsError, match="needs task_protocol = 2"):
+        check_app(app)
     app.close()
