@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any, Final
 
 from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler, SchedulingError
-from celery.schedules import schedstate, schedule
+from celery.schedules import crontab, schedstate, schedule
 from redis.exceptions import ResponseError
 
 from ..celery_compat import rebuild_heap
@@ -46,6 +46,9 @@ from .entry import checked_entries
 _UNKNOWN_PERIOD: Final = timedelta(days=1)
 # Clocks with NTP differ by less than a second, neglected clocks by less than a minute.
 _CLOCK_TOLERANCE: Final = timedelta(minutes=1)
+_MINUTE: Final = timedelta(minutes=1)
+# How far back the due time of a late crontab is looked for: a day and an hour.
+_CRON_MINUTES: Final = 25 * 60
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -75,7 +78,8 @@ class LeaderMixin(Scheduler):
             if records := leases_elsewhere(self._runtime, self._runtime.store):
                 text = text_of(records, self._runtime)
                 logger.warning("singleton beat: %s: see %s", text, PAGE)
-        super().__init__(app, lazy=lazy, **kwargs)
+        # By keyword, as `celery beat` passes it: sqlalchemy-celery-beat reads kwargs["app"].
+        super().__init__(app=app, lazy=lazy, **kwargs)
         if not lazy:
             events, clock = self._runtime.events, self._runtime.clock
             self._broker = Broker(self.connection, self.producer, clock, self._election.ttl)
@@ -442,12 +446,38 @@ def _candidate(runtime: Runtime) -> Election:
 
 
 def tick_of(entry: ScheduleEntry) -> datetime:
-    """The due time of the tick that is due now; for a crontab: the current time."""
+    """The due time of the tick that is due now; without due times: the current time."""
     now, every = now_of(entry), interval_of(entry)
-    if every is None or entry.last_run_at is None:
+    last = utc(entry.last_run_at) if entry.last_run_at is not None else None
+    if isinstance(entry.schedule, crontab):
+        return _cron_point(entry, last, now)
+    if every is None or last is None:
         return now
-    last = utc(entry.last_run_at)
     return latest_point(last, every, now) if last + every <= now else now
+
+
+def _cron_point(entry: ScheduleEntry, last: datetime | None, now: datetime) -> datetime:
+    """The latest minute up to ``now`` that the crontab of ``entry`` names; else ``now``.
+
+    Not the time at which it is sent: in the hour that comes twice at the end of summer time, Celery
+    takes the entry for due again and again if its last run was between two of its minutes.
+    """
+    fields: Any = entry.schedule
+    point = now.replace(second=0, microsecond=0)
+    for _ in range(_CRON_MINUTES):
+        if last is not None and point <= last:
+            break
+        local = point.astimezone(fields.tz)
+        if (
+            local.minute in fields.minute
+            and local.hour in fields.hour
+            and local.isoweekday() % 7 in fields.day_of_week
+            and local.day in fields.day_of_month
+            and local.month in fields.month_of_year
+        ):
+            return point
+        point -= _MINUTE
+    return now
 
 
 def interval_of(entry: ScheduleEntry) -> timedelta | None:

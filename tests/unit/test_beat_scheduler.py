@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from celery import Celery
-from celery.beat import PersistentScheduler
+from celery.beat import PersistentScheduler, ScheduleEntry
 from celery.schedules import crontab, schedule
 
 from celery_singleton_lock import SettingsError, SingletonTask
 from celery_singleton_lock.beat import TICK_HEADER, LeaderScheduler
+from celery_singleton_lock.beat.scheduler import tick_of
 from celery_singleton_lock.core import native_threads, observers
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
@@ -434,3 +436,25 @@ def test_what_is_sent_names_its_tick_as_the_task_reads_it(benches: Any) -> None:
     bench.run(8, bench.beat())
     assert bench.sent[0][2] == 7
     assert json.loads(json.dumps(TICK_HEADER)) == "singleton_tick"
+
+
+@pytest.mark.parametrize("minute", [0, 10, 29, 31, 59])
+def test_a_beat_that_comes_back_in_the_hour_that_comes_twice_ticks_once(minute: int) -> None:
+    """Celery's own sends until the minute comes again, as fast as it can."""
+    zone, now = ZoneInfo("America/New_York"), datetime(2026, 11, 1, 6, minute, tzinfo=UTC)
+    app = Celery("fall", set_as_current=False)
+    app.conf.timezone = str(zone)
+    nightly = crontab(minute="30", hour="1", nowfun=lambda: now.astimezone(zone), app=app)
+    last = datetime(2026, 10, 31, 1, 30, tzinfo=zone)
+    entry = ScheduleEntry(name="nightly", schedule=nightly, last_run_at=last, app=app)
+    ticks = []
+    while now < datetime(2026, 11, 2, 12, tzinfo=UTC):
+        if entry.is_due()[0]:
+            ticks.append(tick_of(entry))
+            entry.last_run_at = ticks[-1].astimezone(zone)
+        now += timedelta(seconds=20)
+    assert [tick.astimezone(zone).strftime("%d %H:%M") for tick in ticks] == [
+        "01 01:30",
+        "02 01:30",
+    ]
+    app.close()
