@@ -37,7 +37,7 @@ def check_policies(context: Context) -> Findings:
 
 
 def check_switch(context: Context) -> Findings:
-    """Whether tasks run without their locks, because somebody has switched them off."""
+    """Whether tasks run without their locks, because these are switched off."""
     if by := context.settings.off_by:
         text = f"the locks of all tasks are off ({by}): they run as plain tasks, also two at once"
         yield warning("switch", text, f"remove it to have locks again, see {OFF}")

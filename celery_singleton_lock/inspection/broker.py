@@ -1,7 +1,7 @@
 """A message in a Redis broker: in a queue, or taken by a worker that has not acknowledged it.
 
-Other brokers let nobody search for a message. kombu keeps each queue as a list for each priority,
-and the messages that workers have taken in one hash, with the time in one sorted set.
+Other brokers can't be searched. kombu keeps each queue as a list for each priority, and the
+messages that workers have taken in one hash, with the time in one sorted set.
 
 Non-guarantees
     A message that moves while its broker is searched may be missed, and so may one behind the first

@@ -547,7 +547,7 @@ def _whereabouts(facts: Facts) -> list[str]:
 
 def _unserved(facts: Facts, queue: str) -> str:
     if not facts.workers:
-        return f"{_no_worker(facts)}, so nobody is known to consume {queue!r}."
+        return f"{_no_worker(facts)}, so no worker is known to consume {queue!r}."
     served = ", ".join(map(repr, facts.served)) or "none"
     return f"No worker that answered consumes {queue!r}. The queues that workers consume: {served}."
 

@@ -158,3 +158,18 @@ def test_too_few_masters_and_clocks_apart_are_warnings() -> None:
             )
             (finding,) = found(app, "clock")
     assert f"the clock of 127.0.0.1:{fast.port} is" in finding.text
+
+
+def test_the_basic_rights_that_a_login_lacks_on_a_cluster_are_named(cluster: Cluster) -> None:
+    rights = [right for right in LEAST_RIGHTS if right not in ("+set", "+time")]
+    clients = [client_of(node) for node in cluster.nodes]
+    try:
+        for client in clients:
+            client.execute_command("ACL", "SETUSER", "few", "on", ">pw", *rights)
+        app = app_on(cluster.url.replace("://", "://few:pw@"))
+        (finding,) = found(app, "rights")
+        assert finding.remedy.startswith("grant +set +time, see ")
+    finally:
+        for client in clients:
+            client.execute_command("ACL", "DELUSER", "few")
+            client.close()

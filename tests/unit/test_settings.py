@@ -85,7 +85,7 @@ def test_the_variable_of_the_switch_takes_precedence_over_its_setting(
 
 
 def test_another_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else somebody would believe that the locks are off."""
+    """Else an operator would believe that the locks are off."""
     monkeypatch.setenv("SINGLETON_LOCK_ENABLED", "disabled")
     with pytest.raises(SettingsError, match="SINGLETON_LOCK_ENABLED='disabled': give 1 or 0"):
         settings()
