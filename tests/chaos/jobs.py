@@ -22,7 +22,8 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
   pops a message and notes it in two steps. Nothing of the lock runs between them. A call in the
   queue of a key has no such excuse: it is in the store, and is published again. A call with a
   countdown gets its place when a worker takes it up;
-* the store has lost its data while the call waited there, in the queue of its key;
+* the store has lost the call, which waited in the queue of its key: it has lost all that it had, or
+  what it acknowledged at that time;
 * discarded, if its message was made so that no worker runs it.
 
 Each of these but success, skip and a newer call is counted, so that a report shows how often it
@@ -52,6 +53,8 @@ _MOST_LOSSES = 4
 #: Seconds in which a killed process on a busy machine still has its connections, and the broker
 #: hands it a message that no process will note.
 _SLOW_DEATH = 0.5
+#: Seconds after which a replica has what the master has acknowledged, on a busy machine.
+_LAG = 0.5
 _SKIPPED = "jobs skipped, of which another delivery of that message was killed"
 _VANISHED = "messages that vanished between broker and worker when one was killed"
 
@@ -242,11 +245,18 @@ def _excuse(
     if job.task in EARLY and job.is_at(Place.ACKNOWLEDGED) and ends.took_with_it(job):
         return "jobs acknowledged early that died with their process"
     if job.task in QUEUED and job.may_have_a_place():
-        is_gone = any(loss.at >= job.last_sign_of_life().at for loss in losses)
+        is_gone = any(_takes(loss, job.last_sign_of_life().at) for loss in losses)
         return "calls that waited in a store that has lost its data" if is_gone else ""
     if job.is_at(Place.POPPED) and ends.any_since(job.newest_sent_at()):
         return _VANISHED
     return ""
+
+
+def _takes(loss: Record, written: float) -> bool:
+    """Whether a loss may have taken what the store had, and was changed last at that time."""
+    # Without a beginning: all that the store had.
+    since = loss.data.get("lost_from", loss.data.get("since", written))
+    return bool(since - _LAG <= written <= loss.at)
 
 
 def _met_a_fault(body: Body, faults: Iterable[Record], ttl: float) -> bool:

@@ -755,6 +755,25 @@ def test_a_call_of_a_queue_vanishes_only_before_it_has_a_place(
     assert traced(taken, "j", 9).kinds() == [Kind.JOB_LOST]
 
 
+@pytest.mark.parametrize(
+    ("window", "kinds"),
+    [
+        ({}, []),  # all that it had
+        ({"since": 2.4}, []),
+        ({"lost_from": 2.4}, []),
+        ({"since": 3.0}, [Kind.JOB_LOST]),
+        ({"lost_from": 3.0}, [Kind.JOB_LOST]),
+    ],
+)
+def test_a_waiting_call_is_lost_with_the_store_only_if_the_store_has_lost_it(
+    window: dict[str, Any], kinds: list[Kind]
+) -> None:
+    story = Story().published("j", "queued", at=2)
+    story.add("returned", 2.2, task_id="j", entered=1.9, placed=True)
+    assert story.kinds() == [Kind.JOB_LOST], "the store has lost nothing"
+    assert story.add("loss", 4, fence_from=5, fence_to=6, **window).kinds() == kinds
+
+
 CLAIM = "csl:{x}:claim|newest|k: held: q j+b4 queued {}"
 
 
