@@ -76,6 +76,25 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"
 
 
+def is_mistyped(name: str, known: str) -> bool:
+    """Whether ``name`` is probably ``known`` with a letter or two wrong, swapped or missing."""
+    return name != known and _differs_by(name, known, 2 if len(name) > 7 else 1)
+
+
+def _differs_by(name: str, known: str, most: int) -> bool:
+    """Whether ``name`` is ``known`` with at most ``most`` letters changed or swapped."""
+    if not name or not known:
+        return len(name) + len(known) <= most
+    if name[0] == known[0]:
+        return _differs_by(name[1:], known[1:], most)
+    return most > 0 and (
+        _differs_by(name[1:], known, most - 1)
+        or _differs_by(name, known[1:], most - 1)
+        or _differs_by(name[1:], known[1:], most - 1)
+        or (name[:2] == known[1::-1] and _differs_by(name[2:], known[2:], most - 1))
+    )
+
+
 def seconds(name: str, value: Any) -> float:
     """``value`` (a number or timedelta) in seconds, not negative.
 

@@ -106,8 +106,8 @@ class Runtime:
         self.look_soon: Callable[[str], None] | None = None
         #: The last thread that another result backend did not answer in time.
         self.unanswered: threading.Thread | None = None
-        #: The number of tasks whose limits were read, and the limits by scope.
-        self._limits: tuple[int, dict[str, int]] = (0, {})
+        #: The number of registered tasks that were read, and the singleton tasks by scope.
+        self._scopes: tuple[int, dict[str, list[Any]]] = (0, {})
         self._given_store = store
         self._host = gethostname()
         #: The identity of this process in the records of its leases.
@@ -168,19 +168,26 @@ class Runtime:
         return Runtime.worker_name or self._host
 
     def limit_of(self, scope: str) -> int:
-        """The limit of the tasks of ``scope``; 1 by default. The bootstep checks that all agree.
+        """The limit of the tasks of ``scope``; 1 by default. The bootstep checks that all agree."""
+        tasks = self.scopes.get(scope)
+        return (tasks[-1].singleton or {}).get("limit", 1) if tasks else 1
 
-        The limits are read once, so that the cost of a ``hold()`` does not depend on the number of
-        tasks.
+    @property
+    def scopes(self) -> dict[str, list[Any]]:
+        """The registered singleton tasks, by scope.
+
+        They are read once, so that the cost of a ``hold()`` does not depend on their number.
         """
         number = len(self.app.tasks)
-        if self._limits[0] != number:
-            # The tasks' own options are read instead of the merged policies: no setting sets scope
-            # or limit, and a task that contradicts the settings must not break an unrelated hold().
-            options = ((task.name, task.singleton or {}) for task in singleton_tasks(self.app))
-            limits = {own.get("scope") or name: own.get("limit", 1) for name, own in options}
-            self._limits = (number, limits)
-        return self._limits[1].get(scope, 1)
+        if self._scopes[0] != number:
+            found: dict[str, list[Any]] = {}
+            for task in singleton_tasks(self.app):
+                # The task's own options are read instead of the merged policy: no setting sets key,
+                # scope or limit, and a task that contradicts the settings must not break an
+                # unrelated hold().
+                found.setdefault((task.singleton or {}).get("scope") or task.name, []).append(task)
+            self._scopes = (number, found)
+        return self._scopes[1]
 
     @cached_property
     def commands(self) -> Executor:

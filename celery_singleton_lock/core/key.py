@@ -555,6 +555,24 @@ def _check_name(name: str, signature: inspect.Signature, where: str) -> None:
     raise ValueError(f"{where} names {name!r}, which is no argument of the task (it has: {known})")
 
 
+def can_be_rest(spec: KeySpec, rest: str) -> bool:
+    """Whether a task with the ``key`` of this ``spec`` can have a key with this ``rest``.
+
+    ``rest`` is plain text, as `KeyMaker.rest_of` returns it. A callable may return any text.
+    """
+    return callable(spec) or _rests_of(spec).fullmatch(rest) is not None
+
+
+@lru_cache(maxsize=256)
+def _rests_of(spec: str | tuple[str, ...] | PerTask | None) -> re.Pattern[str]:
+    if isinstance(spec, PerTask):
+        return re.compile(r"\*")
+    if isinstance(spec, str):
+        literals = _literals(list(string.Formatter().parse(spec)))
+        return re.compile(f"(?s:{'.*'.join(map(re.escape, literals))})")
+    return re.compile("[0-9a-f]{32}")  # see `digest`
+
+
 class _Template(string.Formatter):
     """A key template. ``{order.account_id}`` reads an attribute, or a mapping's item.
 

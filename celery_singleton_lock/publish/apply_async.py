@@ -20,6 +20,7 @@ from kombu.utils.json import dumps as kombu_dumps
 from ..celery_compat import dump_models, in_current_task
 from ..core.key import PER_TASK, digest
 from ..errors import LockKeyError
+from ..known_keys import refuse_foreign_key
 from ..message.arguments import pack_arguments, stable_rest
 from ..message.header import HEADER, PUBLISHED, add_header, without_header
 from ..policy import (
@@ -197,6 +198,9 @@ def claim_and_send(
     if scope is not None:
         merge(Policy(key=key or PER_TASK), {"scope": scope}, where=where)
     runtime = Runtime.of(app)
+    own_scope = scope or str(getattr(task, "singleton_scope", name))
+    if key is not None:
+        refuse_foreign_key(runtime, key, own_scope, where=f"{where}: key={key!r}")
     given = check_call(lambda: runtime.settings.policy, singleton, where=where) or {}
     policy = merge(runtime.settings.policy, given, where=where)
     if policy.unique is None:
@@ -219,7 +223,7 @@ def claim_and_send(
         runtime=runtime,
         task=name,
         task_id=task_id,
-        key=runtime.keyspace.lock(scope or str(getattr(task, "singleton_scope", name)), rest),
+        key=runtime.keyspace.lock(own_scope, rest),
         policy=policy,
         header=header,
         options=options,

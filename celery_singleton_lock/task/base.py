@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from celery.result import AsyncResult, EagerResult
 
     from ..runtime import Runtime
+    from . import hold as holds
     from .option_types import LockOptions
     from .run import TaskRun
 
@@ -70,8 +71,8 @@ class SingletonTask(_Base[P, R]):
     """A task of which at most one body per lock key runs at a time.
 
     Use :func:`singleton_task`, or ``@app.task(base=SingletonTask, singleton={"key": ...})``.
-    What this class adds to Celery's is named ``singleton...``, except :meth:`lock_key`: all other
-    attributes are the user's.
+    What this class adds to Celery's is named ``singleton...``, except :meth:`hold` and
+    :meth:`lock_key`: all other attributes are the user's.
 
     Attributes:
         singleton: The policy's options; missing ones come from the app's settings.
@@ -175,6 +176,22 @@ class SingletonTask(_Base[P, R]):
         rest = self.singleton_rest(args, kwargs)
         keyspace = self._runtime().keyspace
         return None if rest is None else keyspace.lock(self.singleton_scope, rest)
+
+    def hold(self, /, *args: P.args, **kwargs: P.kwargs) -> holds.hold:
+        """Hold the key of a call with these arguments, in a ``with`` or ``async with`` block.
+
+        ``with task.hold(42):`` excludes, and is excluded by, each call that has the key of
+        ``task.delay(42)``. Further options: ``task.hold(42).set(wait=5, ttl=30)``; the ``ttl`` is
+        the task's by default. See :class:`hold` for what a block does.
+
+        Raises:
+            TypeError: The arguments don't fit the task's signature.
+            LockKeyError: No key can be computed from the arguments, or the key function returns
+                None for them: such a call takes no lock.
+        """
+        from .hold import hold_call
+
+        return hold_call(self, args, kwargs)
 
     def singleton_rest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         """The key after the scope, for arguments that were in no message; None: no lock.

@@ -10,7 +10,7 @@ from celery import Celery, Task, shared_task
 from celery.app.task import Task as BaseTask
 from celery.local import Proxy
 
-from ..policy import ACTIONS, OPTIONS
+from ..policy import ACTIONS, OPTIONS, is_mistyped
 from .base import EachAppsTask, SingletonTask, singleton_base, validate
 
 if TYPE_CHECKING:
@@ -200,20 +200,5 @@ def _meant(name: str) -> str | None:
         and (known.startswith(_HOOKS) or not callable(getattr_static(BaseTask, known)))
     }
     name = name.removeprefix("singleton_lock_")
-    most = 2 if len(name) > 7 else 1
     known_names = sorted({*OPTIONS, *_DECORATOR_OPTIONS, *celery_options})
-    return next((known for known in known_names if _is_mistyped(name, known, most)), None)
-
-
-def _is_mistyped(name: str, known: str, most: int) -> bool:
-    """Whether ``name`` is ``known`` with at most ``most`` letters changed or swapped."""
-    if not name or not known:
-        return len(name) + len(known) <= most
-    if name[0] == known[0]:
-        return _is_mistyped(name[1:], known[1:], most)
-    return most > 0 and (
-        _is_mistyped(name[1:], known, most - 1)
-        or _is_mistyped(name, known[1:], most - 1)
-        or _is_mistyped(name[1:], known[1:], most - 1)
-        or (name[:2] == known[1::-1] and _is_mistyped(name[2:], known[2:], most - 1))
-    )
+    return next((known for known in known_names if is_mistyped(name, known)), None)

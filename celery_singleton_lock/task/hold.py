@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import closing
 from datetime import timedelta
 from functools import wraps
@@ -15,7 +15,9 @@ from celery import Celery
 from ..celery_compat import real_app
 from ..core.lease import Lease
 from ..errors import LockKeyError
-from ..policy import Policy, merge, seconds
+from ..known_keys import refuse_foreign_key
+from ..policy import Policy, check_option, merge, seconds
+from ..runtime import Runtime
 from .context import Block
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,8 +30,9 @@ _NOT_BEGUN: Final = (
 class hold:
     """Hold ``key`` in a ``with`` or ``async with`` block, or during each call of a function.
 
-    Excludes, and is excluded by, tasks of the scope. Inside a task or block that holds the same
-    key, that lease is re-entered, though not by a forked process.
+    Excludes, and is excluded by, tasks of the scope. To lock the key of a task, write
+    ``task.hold(42)`` with the arguments of a call. Inside a task or block that holds the same key,
+    that lease is re-entered, though not by a forked process.
 
     A ``with`` block is never interrupted: call ``lease.check()`` before writes that matter. An
     ``async with`` block never blocks the event loop of asyncio. If its lease is lost, its task is
@@ -45,6 +48,7 @@ class hold:
 
     Raises:
         LockConflict: Another client holds the key, for the whole of ``wait``.
+        LockKeyError: No task of the scope can have this key, or it is the whole name of a key.
         LeaseLost: The lease of an ``async with`` block was lost before the end of the block.
         RuntimeError: ``with`` and ``wait`` inside a running event loop; ``async with`` outside a
             task of asyncio; a second block of one object.
@@ -53,7 +57,7 @@ class hold:
             a coroutine, whose code would run after the release.
     """
 
-    __slots__ = ("_app", "_async_block", "_block")
+    __slots__ = ("_app", "_async_block", "_block", "_is_of_call")
 
     def __init__(
         self,
@@ -70,14 +74,37 @@ class hold:
         policy = merge(Policy(key=key), given, where=f"hold({key!r})")
         self._block = Block(key, scope, None if ttl is None else policy.ttl, seconds("wait", wait))
         self._app = app
+        self._is_of_call = False
+
+    @classmethod
+    def _of(cls, block: Block, app: Celery | None, *, is_of_call: bool) -> hold:
+        made = cls.__new__(cls)
+        made._block, made._app, made._is_of_call = block, app, is_of_call
+        return made
+
+    def set(
+        self, *, wait: float | timedelta | None = None, ttl: float | timedelta | None = None
+    ) -> hold:
+        """A hold of the same key with these options: ``task.hold(42).set(wait=5)``.
+
+        Args:
+            wait: Seconds to wait for another holder; unchanged by default, which is 0.
+            ttl: Seconds for which a dead holder can block other clients; unchanged by default.
+        """
+        block = self._block
+        longest = block.longest if wait is None else seconds("wait", wait)
+        lasts = block.ttl if ttl is None else check_option(Policy, "ttl", ttl)
+        copy = Block(block.key, block.scope, lasts, longest)
+        return self._of(copy, self._app, is_of_call=self._is_of_call)
 
     def __enter__(self) -> Lease:
         block = self._block
         if block.longest:
             _refuse_event_loop(block.key)
+        app = self._checked_app()
         block.begin()
         # A wait may be interrupted: the client leaves the queue before the exception is handled.
-        with closing(block.acquire(real_app(self._app))) as steps:
+        with closing(block.acquire(app)) as steps:
             for waiter, refused, left in steps:
                 waiter.wait(refused, left)
         return block.enter()
@@ -97,7 +124,7 @@ class hold:
     async def __aenter__(self) -> Lease:
         from .async_block import AsyncBlock  # a process without coroutines does not need asyncio
 
-        self._async_block = AsyncBlock(self._block, real_app(self._app))
+        self._async_block = AsyncBlock(self._block, self._checked_app())
         return await self._async_block.enter()
 
     async def __aexit__(
@@ -109,11 +136,11 @@ class hold:
         """Decorate a function or a coroutine function."""
 
         async def call_async(*args: Any, **kwargs: Any) -> Any:
-            async with self._again():
+            async with self.set():
                 return await function(*args, **kwargs)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self._again():
+            with self.set():
                 result = function(*args, **kwargs)
                 if isinstance(result, (Coroutine, Generator, AsyncGenerator)):
                     raise TypeError(_NOT_BEGUN.format(self._block.key, function, result))
@@ -122,9 +149,30 @@ class hold:
         wrapper = call_async if iscoroutinefunction(function) else call
         return cast(F, wraps(function)(wrapper))
 
-    def _again(self) -> hold:
-        block = self._block
-        return hold(block.key, scope=block.scope, ttl=block.ttl, wait=block.longest, app=self._app)
+    def _checked_app(self) -> Celery:
+        """The app whose store is used, after a check of the key."""
+        app: Celery = real_app(self._app)
+        if not self._is_of_call:
+            key, scope = self._block.key, self._block.scope
+            runtime = Runtime.of(app, eager=bool(app.conf.task_always_eager))
+            refuse_foreign_key(runtime, key, scope, where=f"hold({key!r}, scope={scope!r})")
+        return app
+
+
+def hold_call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> hold:
+    """The `hold` of the key that a call of ``task`` with these arguments has.
+
+    Raises:
+        TypeError, LockKeyError: See `SingletonTask.hold`.
+    """
+    rest: str | None = task.singleton_rest(args, kwargs)
+    if rest is None:
+        raise LockKeyError(
+            f"{task.name}: the key function returns None for these arguments, so a call with them "
+            "takes no lock, and there is no key to hold"
+        )
+    block = Block(rest, task.singleton_scope, task.singleton_policy().ttl, 0.0)
+    return hold._of(block, task.app, is_of_call=True)
 
 
 def _refuse_event_loop(key: str) -> None:

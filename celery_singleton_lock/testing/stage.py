@@ -20,7 +20,6 @@ from ..message.skipped import is_skipped
 from ..runtime import Runtime
 from ..stores.memory import MemoryStore
 from ..task.context import current_lease, held_lease
-from ..task.hold import hold
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult
@@ -127,15 +126,15 @@ def hold_lock(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[Lease]:
 
     Raises:
         LockConflict: The key is held already.
-        ValueError: The task's key function returns "no lock" for these arguments.
+        LockKeyError: The task's key function returns "no lock" for these arguments.
     """
-    rest, scope = _rest_of(task, args, kwargs), task.singleton_scope
+    holding = task.hold(*args, **kwargs)
     # The caller's thread must not count as the holder. Otherwise its eager calls would re-enter the
     # lock, and so would this hold() if the caller holds the key.
     callers = held_lease.get()
     reset = held_lease.set(None)
     try:
-        with hold(rest, scope=scope, app=task.app, ttl=task.singleton_policy().ttl) as lease:
+        with holding as lease:
             held_lease.set(callers)
             yield lease
     finally:

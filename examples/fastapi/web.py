@@ -16,7 +16,6 @@ from celery_singleton_lock import (
     LockConflict,
     StoreUnavailable,
     aclaim_and_send,
-    hold,
     is_skipped,
 )
 
@@ -48,7 +47,7 @@ def state(task_id: str) -> dict[str, str | None]:
 @web.delete("/customers/{customer_id}")
 async def forget(customer_id: CustomerId, wait: Wait = 0) -> dict[str, bool]:
     """Delete a customer's report, never while it is being built."""
-    async with hold(f"customer:{customer_id}", scope="customers", wait=wait, app=app):
+    async with build.hold(customer_id).set(wait=wait):
         report = FOLDER / f"{customer_id}.txt"
         existed = report.exists()
         report.unlink(missing_ok=True)

@@ -1,0 +1,89 @@
+"""Whether a key that a user writes by hand can be a key of the app's tasks.
+
+A key with a typo locks nothing that a task uses, and nothing would say so. What this process can
+know, it refuses: the tasks of a scope may be registered in other processes only.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import Any
+
+from .core.key import PER_TASK, can_be_rest
+from .errors import LockKeyError
+from .policy import is_mistyped
+from .runtime import Runtime
+
+logger = logging.getLogger("celery_singleton_lock")
+
+
+def refuse_foreign_key(runtime: Runtime, key: str, scope: str, *, where: str) -> None:
+    """Refuse a key that no task of ``scope`` can have.
+
+    If no task of ``scope`` is registered, but its name is close to that of a known scope, a warning
+    is logged.
+
+    Args:
+        runtime: The runtime of the app.
+        key: The part after the scope.
+        scope: The scope.
+        where: The call in errors.
+
+    Raises:
+        LockKeyError: See above, or ``key`` is the whole name of a key.
+    """
+    if key.startswith("csl:{") or runtime.keyspace.is_full(key):
+        raise LockKeyError(
+            f"{where}: this is the whole name of a key, as task.lock_key() returns it. Give the "
+            'part after the scope, such as "account:42". task.hold(...) takes the arguments of a '
+            "call, and needs neither key nor scope"
+        )
+    tasks = runtime.scopes.get(scope)
+    if tasks is None:
+        _look_for_typo(runtime, scope, where)
+    elif not any(can_be_rest(spec, key) for spec in map(_spec_of, tasks)):
+        task = tasks[0]
+        raise LockKeyError(
+            f"{where}: no call of {task.name} has this key: {_form_of(_spec_of(task))}. "
+            f"{_remedy(task)}"
+        )
+
+
+def _look_for_typo(runtime: Runtime, scope: str, where: str) -> None:
+    task: Any = runtime.app.tasks.get(scope)
+    own = (getattr(task, "singleton", None) or {}).get("scope")
+    if own:
+        raise LockKeyError(
+            f"{where}: no call of {scope} has this key: its scope is {own!r}. {_remedy(task)}"
+        )
+    for known in runtime.scopes:
+        if known.endswith(f".{scope}") or is_mistyped(scope, known):
+            _warn(scope, known)
+
+
+@lru_cache(maxsize=256)  # each once
+def _warn(scope: str, known: str) -> None:
+    logger.warning(
+        "singleton: the scope %r is that of no task that this process knows, so a hold() in it "
+        "excludes none of them: did you mean %r? task.hold(...) takes the arguments of a call, and "
+        "needs no scope",
+        *(scope, known),
+    )
+
+
+def _spec_of(task: Any) -> Any:
+    return (task.singleton or {}).get("key")
+
+
+def _form_of(spec: Any) -> str:
+    if isinstance(spec, str):
+        return f"its key is {spec!r}"
+    if spec is PER_TASK:
+        return 'its key is PER_TASK, written "*"'
+    return f"its key is a digest of {', '.join(spec) if spec else 'all its arguments'}"
+
+
+def _remedy(task: Any) -> str:
+    variable = str(task.name).rpartition(".")[2]
+    return f"Write {variable}.hold(...) with the arguments of a call, which can't be wrong"
