@@ -12,7 +12,7 @@ from typing import Any
 
 from .core.key import PER_TASK, can_be_rest
 from .errors import LockKeyError
-from .policy import is_mistyped
+from .option_names import is_mistyped
 from .runtime import Runtime
 
 logger = logging.getLogger("celery_singleton_lock")

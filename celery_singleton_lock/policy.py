@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypedDict, TypeVar
 
 from .core.key import KeySpec
 from .errors import LockConflict, SingletonLockError, StoreError
+from .option_names import other_value, suggestion, unknown_option
 
 _E = TypeVar("_E", bound=StrEnum)
 
@@ -67,34 +68,6 @@ class OnDuplicate(StrEnum):
     RAISE = "raise"
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for a name that is close to a known name, else the known names."""
-    known = sorted(known)
-    import difflib  # imported only after a mistake
-
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"
-
-
-def is_mistyped(name: str, known: str) -> bool:
-    """Whether ``name`` is probably ``known`` with a letter or two wrong, swapped or missing."""
-    return name != known and _differs_by(name, known, 2 if len(name) > 7 else 1)
-
-
-def _differs_by(name: str, known: str, most: int) -> bool:
-    """Whether ``name`` is ``known`` with at most ``most`` letters changed or swapped."""
-    if not name or not known:
-        return len(name) + len(known) <= most
-    if name[0] == known[0]:
-        return _differs_by(name[1:], known[1:], most)
-    return most > 0 and (
-        _differs_by(name[1:], known, most - 1)
-        or _differs_by(name, known[1:], most - 1)
-        or _differs_by(name[1:], known[1:], most - 1)
-        or (name[:2] == known[1::-1] and _differs_by(name[2:], known[2:], most - 1))
-    )
-
-
 def seconds(name: str, value: Any) -> float:
     """``value`` (a number or timedelta) in seconds, not negative.
 
@@ -125,7 +98,9 @@ def choice(name: str, value: Any, kind: type[_E]) -> _E:
         return kind(value)
     except ValueError:
         known = [str(member) for member in kind]
-        raise ValueError(f"{name}={value!r}{suggestion(str(value), known)}") from None
+        meant = other_value(str(value), known)
+        hint = f" (did you mean {meant!r}?)" if meant else suggestion(str(value), known)
+        raise ValueError(f"{name}={value!r}{hint}") from None
 
 
 def flag(name: str, value: Any) -> bool:
@@ -459,7 +434,7 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
     """
     unknown = sorted(set(options) - OPTIONS)
     if unknown:
-        raise TypeError(f"{where}: unknown option {unknown[0]!r}{suggestion(unknown[0], OPTIONS)}")
+        raise TypeError(f"{where}: unknown option {unknown_option(unknown[0], OPTIONS)}")
     try:
         checked = {name: check_option(Policy, name, value) for name, value in options.items()}
         # The one place where the switch is decided: no layer turns on what another one has off.
@@ -609,8 +584,8 @@ def _check_names(options: Any, where: str) -> None:
     for name in options:
         if name not in CALL_OPTIONS:
             raise TypeError(
-                f"{where}: a call can't set {name!r}{suggestion(str(name), CALL_OPTIONS)}; key, "
-                "scope and limit decide which calls exclude each other, and belong to the task"
+                f"{where}: a call can't set {unknown_option(name, CALL_OPTIONS)}; key, scope "
+                "and limit decide which calls exclude each other, and belong to the task"
             )
 
 

@@ -19,6 +19,7 @@ from celery import Celery
 
 from .celery_compat import namespace_of
 from .errors import SettingsError
+from .option_names import suggestion
 from .policy import (
     APP_OPTIONS,
     MIN_TTL,
@@ -30,7 +31,6 @@ from .policy import (
     option,
     require,
     seconds,
-    suggestion,
 )
 from .stores import is_sentinel_url, is_store_url, with_tls
 from .stores.urls import check_url, masked, split_url, take_option

@@ -23,6 +23,7 @@ from ..errors import LockKeyError
 from ..known_keys import refuse_foreign_key
 from ..message.arguments import pack_arguments, stable_rest
 from ..message.header import HEADER, PUBLISHED, add_header, without_header
+from ..option_names import suggestion
 from ..policy import (
     CallOptions,
     ConflictAction,
@@ -30,7 +31,6 @@ from ..policy import (
     Policy,
     check_call,
     merge,
-    suggestion,
 )
 from ..runtime import Runtime
 from .call import Send

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from ..core.clock import Clock, SystemClock
 from ..core.store import Store
 from ..errors import SettingsError
-from ..policy import suggestion
+from ..option_names import suggestion
 from .urls import servers_of, split_url
 
 _SINGLE: Final = ("redis", "rediss", "unix", "redis+socket", "valkey", "valkeys")

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ..errors import SettingsError
-from ..policy import suggestion
+from ..option_names import suggestion
 
 _OF_REDLOCK: Final = ("redlock", "redlocks")
 _PERCENT_ENCODE: Final = (

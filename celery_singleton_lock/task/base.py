@@ -34,6 +34,7 @@ from ..policy import (
     merge,
     require,
 )
+from .keywords import refuse_mistakes
 from .signature import SingletonSignature
 
 if TYPE_CHECKING:
@@ -277,6 +278,12 @@ class SingletonTask(_Base[P, R]):
                 value.
         """
         given = None
+        if options and not OPTIONS.isdisjoint(options):
+            name = min(OPTIONS.intersection(options))
+            raise TypeError(
+                f"apply_async({name}=...) of {self.name}: Celery would send it as a property of "
+                f"the message, without an effect. Write singleton={{{name!r}: ...}}"
+            )
         if singleton is not None:
             where = f"apply_async(singleton=...) of {self.name}"
             given = check_call(self.singleton_policy, singleton, where=where)
@@ -382,6 +389,8 @@ def _check(cls: type[SingletonTask[..., Any]]) -> None:
         name = str(cls.name or cls.__name__)
         retried = _autoretry_of(cls)
         validate(cls.singleton or {}, name, cls.run, is_bound=is_bound, autoretry=retried)
+        if "_decorated" in cls.__dict__:
+            _refuse_keywords(cls, name)
         calls = (cls.__call__, _definer_after("__call__", cls))
         # Another __call__ may run what the function returns.
         if _runs_later(cls.run) and calls == (SingletonTask.__call__, BaseTask):
@@ -390,6 +399,16 @@ def _check(cls: type[SingletonTask[..., Any]]) -> None:
                 "of its code, so the lock would be free before the body begins. Write a "
                 "function that calls asyncio.run(...)"
             )
+
+
+def _refuse_keywords(cls: type[SingletonTask[..., Any]], name: str) -> None:
+    """Refuse mistyped keywords of Celery's decorator, which has made attributes of them."""
+    by_celery = {"app", "name", "run", "singleton", "Request"}
+    keywords = {
+        key: value for key, value in vars(cls).items() if key[0] != "_" and key not in by_celery
+    }
+    rule = (cls.singleton or {}).get("on_conflict")
+    refuse_mistakes(keywords, cls.__base__, SingletonTask, where=f"the task {name}", rule=rule)
 
 
 def _autoretry_of(task: Any) -> tuple[Any, Any]:
@@ -435,8 +454,9 @@ def validate(
     if "unique" in policy:  # else the app's settings may set it
         check_claim_options(merged, policy, where=where)
     check_autoretry(merged, *autoretry, where=where)
+    signature = signature_of(body, is_bound=is_bound)
     try:
-        KeyMaker(merged.key, signature_of(body, is_bound=is_bound), json.dumps)
+        KeyMaker(merged.key, signature, json.dumps)
     except (TypeError, ValueError) as exc:
         raise type(exc)(f"{where}: {exc}") from None
 

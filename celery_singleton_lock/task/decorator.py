@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from inspect import getattr_static
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from celery import Celery, Task, shared_task
-from celery.app.task import Task as BaseTask
 from celery.local import Proxy
 
-from ..policy import ACTIONS, OPTIONS, is_mistyped
+from ..policy import OPTIONS
 from .base import EachAppsTask, SingletonTask, singleton_base, validate
+from .keywords import refuse_mistakes
 
 if TYPE_CHECKING:
     from .option_types import TaskOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-#: Celery's own decorator options that are not attributes of its Task.
-_DECORATOR_OPTIONS = frozenset(
-    {
-        *("autoretry_for", "dont_autoretry_for", "retry_kwargs", "retry_jitter"),
-        *("retry_backoff", "retry_backoff_max"),
-        *("base", "bind", "filter", "lazy", "name", "shared"),
-        *("pydantic", "pydantic_context", "pydantic_dump_kwargs", "pydantic_strict"),
-        *("delivery_mode", "exchange", "exchange_type", "queue", "routing_key"),
-    }
-)
 
 
 @overload
@@ -93,7 +81,8 @@ def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any
 def _create(fun: Callable[..., Any], app: Any, options: dict[str, Any]) -> Any:
     base = options.pop("base", None)
     given = {name: options.pop(name) for name in OPTIONS & set(options)}
-    _refuse_mistakes(options, given, base, f"@singleton_task on {fun.__qualname__}")
+    where = f"@singleton_task on {fun.__qualname__}"
+    refuse_mistakes(options, base, SingletonTask, where=where, rule=given.get("on_conflict"))
     policy = {**(getattr(base, "singleton", None) or {}), **given}
     names = ("autoretry_for", "dont_autoretry_for")
     errors, excepted = (options.get(name, getattr(base, name, ())) for name in names)
@@ -108,97 +97,3 @@ def _create(fun: Callable[..., Any], app: Any, options: dict[str, Any]) -> Any:
     options |= {"base": singleton_base(base) if base else EachAppsTask, "singleton": policy}
 
     return (shared_task if app is None else app.task)(fun, **options)
-
-
-def _refuse_mistakes(
-    options: Mapping[str, Any], given: Mapping[str, Any], base: Any, where: str
-) -> None:
-    """Refuse mistyped options, because Celery makes every unknown keyword an attribute.
-
-    Raises:
-        TypeError: A keyword is close to the name of an option, is one of `OnConflict` that the
-            ``given`` action or no other uses, names an attribute that every singleton task has, or
-            would replace a method of Celery's Task.
-    """
-    action = given.get("on_conflict")
-    for name, value in options.items():
-        # An attribute with the name of a method would replace it, such as ``delay`` by a number.
-        is_method = callable(getattr(BaseTask, name, None)) and not callable(value)
-        if name in _DECORATOR_OPTIONS or (hasattr(BaseTask, name) and not is_method):
-            continue
-        if hasattr(SingletonTask, name) and not is_method:
-            raise TypeError(
-                f"{where}: every singleton task has an attribute {name!r}. Give the lock's options "
-                "by their own names, such as ttl=60, and another name to an attribute of yours"
-            )
-        if hasattr(base, name) and not is_method:
-            continue
-        uses = isinstance(action, str) and action in ACTIONS and name in ACTIONS[action].options
-        if rule := action if uses else _OF_ONE_RULE.get(name):
-            raise TypeError(
-                f"{where}: {name!r} is an option of the rule, not of the task: write "
-                f"on_conflict=OnConflict.{rule}({name}={value!r})"
-            )
-        if is_method:
-            raise TypeError(
-                f"{where}: {name}={value!r} would replace the method {name}() of the task"
-            )
-        if name in _OF_OTHER_LOCKS:
-            package, drop_in, same = _OF_OTHER_LOCKS[name]
-            raise TypeError(
-                f"{where}: {name!r} is an option of {package}. Here the same is {same}. To keep "
-                f"the old options, take base=celery_singleton_lock.migration.{drop_in}"
-            )
-        if (known := _meant(name)) is not None:
-            raise TypeError(
-                f"{where}: there is no option {name!r} (did you mean {known!r}?). For an attribute "
-                "of that name, declare it in a class of your own, given as base="
-            )
-
-
-# Options of one rule for conflicts, whose names say so: an attribute would have no effect.
-_OF_ONE_RULE = {"delay": "retry", "max_delay": "retry", "max_wait": "retry", "max_waiting": "queue"}
-# Options of other locks: the package, its drop-in base in `migration`, and the same option here. As
-# attributes they would be ignored silently, and with them the key.
-_OF_OTHER_LOCKS = {
-    "lock_expiry": (
-        "celery-singleton",
-        "Singleton",
-        "unique_for (seconds of a claim) and ttl (seconds of a dead holder's lease)",
-    ),
-    "raise_on_duplicate": (
-        "celery-singleton",
-        "Singleton",
-        'unique="until_done", on_duplicate="raise"',
-    ),
-    "unique_on": (
-        "celery-singleton",
-        "Singleton",
-        'key=("name of an argument", ...)',
-    ),
-    "once": (
-        "celery-once",
-        "QueueOnce",
-        'unique="until_done", on_duplicate="raise", key=("name of an argument", ...)',
-    ),
-    "heimdall": (
-        "celery-heimdall",
-        "HeimdallTask",
-        'unique="until_done", key=("name of an argument", ...)',
-    ),
-}
-# Prefixes of hooks. Other methods of Celery's Task are not options.
-_HOOKS = ("after_", "before_", "on_", "shadow_")
-
-
-def _meant(name: str) -> str | None:
-    """The option of which ``name`` is a misspelling, or the setting for all tasks."""
-    celery_options = {
-        known
-        for known in dir(BaseTask)
-        if not known.startswith("_")
-        and (known.startswith(_HOOKS) or not callable(getattr_static(BaseTask, known)))
-    }
-    name = name.removeprefix("singleton_lock_")
-    known_names = sorted({*OPTIONS, *_DECORATOR_OPTIONS, *celery_options})
-    return next((known for known in known_names if is_mistyped(name, known)), None)

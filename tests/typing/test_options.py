@@ -21,7 +21,7 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.policy import OPTIONS, Policy, check_option
-from celery_singleton_lock.task import decorator
+from celery_singleton_lock.task import keywords
 
 LOCK = get_type_hints(LockOptions)
 # Public attributes of Celery's Task that no decorator sets.
@@ -63,7 +63,7 @@ def celery_options() -> set[str]:
         if name.startswith(HOOKS) or not (callable(value) or isinstance(value, methods))
     }
     from_config = {name for name, _ in Task.from_config}
-    return (of_class | from_config | decorator._DECORATOR_OPTIONS) - {"bind", "on_bound"}
+    return (of_class | from_config | keywords.DECORATOR_OPTIONS) - {"bind", "on_bound"}
 
 
 def test_the_options_of_a_lock_are_those_of_the_policy() -> None:

@@ -117,7 +117,7 @@ def test_every_option_is_taken_in_all_its_forms() -> None:
         ({"unique": "until_expired"}, ValueError, "such as unique_for=600"),
         ({"unique": "until_expired", "unique_for": 0}, ValueError, "more than 0 seconds"),
         ({"uniqe": "until_done"}, TypeError, "did you mean 'unique'"),
-        ({"unique_until": 5}, TypeError, "did you mean 'unique"),
+        ({"unique_until": 5}, TypeError, "'unique_until': write unique=\"until_start\""),
         ({"unique_for": 0}, ValueError, "more than 0 seconds, or the claim ends at once"),
         ({"unique_for": -1}, ValueError, "not negative and below 1e9"),
         ({"unique_for": None}, TypeError, "give seconds as a number, or a timedelta"),

@@ -16,7 +16,7 @@ import redis
 from kombu.utils.imports import symbol_by_name
 from redis.connection import parse_url
 
-from ...policy import suggestion
+from ...option_names import suggestion
 from ..urls import Address, StoreUrl
 
 logger = logging.getLogger("celery_singleton_lock")
