@@ -200,7 +200,7 @@ def claim_and_send(
     runtime = Runtime.of(app)
     own_scope = scope or str(getattr(task, "singleton_scope", name))
     if key is not None:
-        refuse_foreign_key(runtime, key, own_scope, where=f"{where}: key={key!r}")
+        refuse_foreign_key(runtime, key, own_scope, where=f"{where}: key={key!r}", is_claim=True)
     given = check_call(lambda: runtime.settings.policy, singleton, where=where) or {}
     policy = merge(runtime.settings.policy, given, where=where)
     if policy.unique is None:

@@ -290,6 +290,9 @@ class SingletonTask(_Base[P, R]):
             if given and "on_conflict" in given:
                 policy = self.singleton_policy(given)
                 check_autoretry(policy, *_autoretry_of(self), where=where)
+            if given and "debounce" in given:
+                signature = signature_of(self.run)
+                _refuse_default_key(self.singleton_policy(given), signature, where)
 
         # The apply_async of a base class may accept only args, kwargs and **options. All other
         # arguments are passed by keyword, and only if given.
@@ -459,6 +462,28 @@ def validate(
         KeyMaker(merged.key, signature, json.dumps)
     except (TypeError, ValueError) as exc:
         raise type(exc)(f"{where}: {exc}") from None
+    _refuse_default_key(merged, signature, where)
+
+
+def _refuse_default_key(policy: Policy, signature: inspect.Signature, where: str) -> None:
+    """Refuse options that mean little per combination of all arguments, which is the default key.
+
+    Raises:
+        ValueError: ``policy`` has such an option and no key, and calls may have arguments.
+    """
+    if policy.key is not None or not signature.parameters:
+        return
+    given = f"limit={policy.limit}"
+    if policy.limit == 1:
+        if policy.debounce is None:
+            return
+        given = f"debounce={policy.debounce:g}"
+    name = next(iter(signature.parameters))
+    raise ValueError(
+        f"{where}: {given} without a key would count for each combination of all arguments. Write "
+        f'key=PER_TASK if it is meant for the whole task, or a template such as key="{name}:'
+        f'{{{name}}}" if it is meant for each {name}'
+    )
 
 
 def singleton_base(base: Any) -> type:

@@ -117,7 +117,7 @@ class Counting(type):
 
 class FirstBase(Task, metaclass=Counting):
     abstract = True
-    singleton: ClassVar[Any] = {"ttl": 20, "limit": 2}
+    singleton: ClassVar[Any] = {"ttl": 20, "needs_fence": True}
     of = "first"
 
 
@@ -134,7 +134,7 @@ def test_a_shared_task_has_the_own_task_of_each_app_as_its_base_and_that_ones_op
     def counted() -> None: ...
 
     of_first, of_second = first.tasks[name], second.tasks[name]
-    assert (of_first.of, of_first.singleton) == ("first", {"ttl": 30, "limit": 2})
+    assert (of_first.of, of_first.singleton) == ("first", {"ttl": 30, "needs_fence": True})
     assert (of_second.of, of_second.singleton) == ("second", {"ttl": 30})
     assert Counting.made.count("counted") == 1
     assert type(type(of_first)) is Counting

@@ -14,6 +14,7 @@ from celery import Celery, Task, signals
 from celery.exceptions import Reject
 
 from celery_singleton_lock import (
+    PER_TASK,
     NoLease,
     OnConflict,
     SingletonTask,
@@ -362,6 +363,47 @@ def test_a_key_is_that_of_the_arguments_as_a_worker_sees_them(
     assert keyed.lock_key(given) == keyed.lock_key(sent)
     assert keyed.lock_key(value=given) == keyed.lock_key(sent)
     assert keyed.delay(given).get() == keyed.lock_key(sent)
+
+
+def sync(account_id: int, force: bool = False) -> None: ...
+
+
+def nightly() -> None: ...
+
+
+BY_DECORATOR: list[Callable[..., Any]] = [
+    lambda app, body, **options: singleton_task(app=app, shared=False, **options)(body),
+    lambda app, body, **options: app.task(
+        base=SingletonTask, shared=False, lazy=False, singleton=options
+    )(body),
+]
+TWO_WAYS = (
+    r"sync: {}=[35] without a key .*key=PER_TASK .*the whole task.*"
+    r'key="account_id:{{account_id}}" .*each account_id'
+)
+
+
+@pytest.mark.parametrize("declare", BY_DECORATOR)
+@pytest.mark.parametrize(
+    "options", [{"limit": 3}, {"debounce": 5}, {"debounce": 5, "debounce_max": 60}]
+)
+def test_a_number_of_calls_without_a_key_is_refused_with_both_ways_to_write_it(
+    celery_app: Celery, declare: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=TWO_WAYS.format(next(iter(options)))):
+        declare(celery_app, sync, **options)
+    for key in (PER_TASK, "account:{account_id}", ("account_id", "force"), lambda *_, **__: "x"):
+        declare(celery_app, sync, key=key, **options)
+    # Without arguments there is one key, that of the task.
+    declare(celery_app, nightly, **options)
+    declare(celery_app, sync, limit=1)
+
+
+def test_a_call_can_t_debounce_a_task_without_a_key(celery_app: Celery) -> None:
+    task: Any = singleton_task(app=celery_app, shared=False)(sync)
+    with pytest.raises(ValueError, match=r"apply_async\(singleton=...\) of .*debounce=5 without"):
+        task.apply_async((1,), singleton={"debounce": 5})
+    task.apply_async((1,), singleton={"debounce": None})
 
 
 # The end.

@@ -208,16 +208,19 @@ def test_debounce_compares_with_the_time_at_which_the_call_expires() -> None:
                 check_debounce("work", policy, {}, soon, here.app)
 
 
+KEY = "0" * 32  # the form of a digest
+
+
 def test_a_call_by_name_expires_as_a_call_of_the_registered_task() -> None:
     """Celery 5.7 does so in ``send_task``; a claim without it would outlast its message."""
     with site(datetime.now(UTC)) as here:
         here.task.expires = 30
-        claim_and_send(here.app, "work", key="k", singleton={"unique": "until_done"})
+        claim_and_send(here.app, "work", key=KEY, singleton={"unique": "until_done"})
         assert here.ttl(Kind.CLAIM) == pytest.approx(30)
         assert here.celerys(here.message())[1] == pytest.approx(30)
         here.store.clock.advance(60)
         once: Any = {"unique": "until_done", "unique_for": 70}
-        claim_and_send(here.app, "work", key="k", singleton=once, expires=None)
+        claim_and_send(here.app, "work", key=KEY, singleton=once, expires=None)
         assert here.ttl(Kind.CLAIM) == pytest.approx(70)
         assert here.celerys(here.message())[1] is None
 
