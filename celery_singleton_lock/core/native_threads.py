@@ -57,23 +57,20 @@ def is_patched() -> bool:
     return bool(_patched_by())
 
 
-def get_ident() -> int:
-    """The identity of the operating system's thread, the same for all greenlets on it."""
-    return int(original("get_ident")())
+# What belongs to a native thread, and ends with it. Nothing is kept by the number of a thread: that
+# is given again after its end, and a later thread would use sockets of a hub that no longer runs,
+# and wait forever. Its attributes, each only in some threads: `owner`, the thread's SocketOwner;
+# `hub`, a function that runs a function on the hub of the thread that started this one; `caller`,
+# its _EventletCaller.
+_own: Final[Any] = original("_local")()
 
 
 class SocketOwner:
-    """What the sockets of one native thread belong to.
-
-    The number of a thread is given again after its end. A later thread of that number would use
-    sockets of a hub that no longer runs, and wait forever.
-    """
+    """What the sockets of one native thread belong to."""
 
 
 #: Of a process whose threads are not patched: any thread may use any socket.
 _PROCESS: Final = SocketOwner()
-# With an attribute `owner` in the native threads that have sockets of their own.
-_local: Any = None
 
 
 def socket_owner() -> SocketOwner:
@@ -82,12 +79,9 @@ def socket_owner() -> SocketOwner:
         return _PROCESS  # inlined from `_patched_by`: each command of a store calls this function
     if not is_patched():
         return _PROCESS
-    global _local
-    if _local is None:
-        _local = original("_local")()
-    owner: SocketOwner | None = getattr(_local, "owner", None)
+    owner: SocketOwner | None = getattr(_own, "owner", None)
     if owner is None:
-        owner = _local.owner = SocketOwner()
+        owner = _own.owner = SocketOwner()
     return owner
 
 
@@ -150,8 +144,13 @@ class _EventletCaller:
         self._functions: deque[Callable[[], Any]] = deque()
         # Eventlet's own read() and write() may switch to the hub, but this code runs on the hub.
         self._os: Any = sys.modules["eventlet.patcher"].original("os")
-        reader, self._writer = self._os.pipe()
-        hub.add(hub.READ, reader, self._call, lambda *_: None, lambda: None)
+        self._reader, self._writer = self._os.pipe()
+        hub.add(hub.READ, self._reader, self._call, lambda *_: None, lambda: None)
+
+    def __del__(self) -> None:
+        # The hub keeps this object, and ends with its thread.
+        for descriptor in (self._reader, self._writer):
+            self._os.close(descriptor)
 
     def __call__(self, function: Callable[[], Any]) -> None:
         """Run ``function`` on the hub. Called on any thread."""
@@ -165,15 +164,10 @@ class _EventletCaller:
             self._functions.popleft()()
 
 
-# One for each native thread that ran a body in a greenlet; a worker has one such thread.
-_eventlet_callers: dict[int, _EventletCaller] = {}
-
-
 def _eventlet_caller(hub: Any) -> _EventletCaller:
-    thread = get_ident()
-    caller = _eventlet_callers.get(thread)
+    caller: _EventletCaller | None = getattr(_own, "caller", None)
     if caller is None or caller.hub is not hub:
-        caller = _eventlet_callers[thread] = _EventletCaller(hub)
+        caller = _own.caller = _EventletCaller(hub)
     return caller
 
 
@@ -209,18 +203,13 @@ class _GreenInbox:
         return self._queue.get(timeout=timeout)
 
 
-# For each native thread that was started where threads are patched: a function that runs a function
-# on the hub of the thread that started it.
-_hubs: dict[int, Callable[[Callable[[], Any]], Any]] = {}
-
-
 def _hub_of_bodies() -> Callable[[Callable[[], Any]], Any]:
     """A function that runs a function on this thread's hub.
 
     A native thread of this library has no hub that runs; then it is the hub of the thread that
     started it.
     """
-    return _hubs.get(get_ident()) or _hub_caller()
+    return getattr(_own, "hub", None) or _hub_caller()
 
 
 def start_new_thread(function: Callable[[], None], name: str) -> None:
@@ -231,12 +220,11 @@ def start_new_thread(function: Callable[[], None], name: str) -> None:
     hub = _hub_of_bodies()
 
     def run() -> None:
-        thread = get_ident()
-        _hubs[thread] = hub
+        _own.hub = hub
         try:
             function()
         finally:
-            del _hubs[thread]
+            del _own.hub
 
     try:
         inbox = _idle.pop()

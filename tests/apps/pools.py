@@ -86,7 +86,6 @@ if WITHOUT == "native":
     native_threads.start_new_thread = start_new_thread
     native_threads.allocate_lock = threading.Lock
     heartbeat.make_alarm = LockAlarm  # epoll would block the hub
-    native_threads.get_ident = threading.get_ident
 
 
 def gate(key: str) -> Path:

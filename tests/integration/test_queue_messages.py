@@ -462,6 +462,28 @@ def test_in_each_pool_calls_run_in_order_and_one_that_the_broker_lost_is_publish
         assert stage.journal.overlaps() == []
 
 
+@pytest.mark.parametrize("pool", ["gevent", pytest.param("eventlet", marks=pytest.mark.slow)])
+def test_where_threads_are_greenlets_a_queue_goes_on_after_calls_that_are_discarded(
+    redis_url: str, tmp_path: Path, name: str, pool: str
+) -> None:
+    """The thread that settles their ends comes and goes. A later one once got its sockets."""
+    pytest.importorskip(pool)
+    with open_stage(redis_url, tmp_path, APP) as stage:
+        worker = stage.worker(pool=pool, concurrency=3, queues=["celery"])
+        for turn in range(3):
+            key = f"{name}-{turn}"
+            running(stage, key)
+            calls = [stage.app.early.delay(key, number) for number in range(1, 11)]
+            revoked = calls[1::2]
+            stage.app.app.control.revoke([call.id for call in revoked])
+            worker.wait_for_log(rf"Tasks flagged as revoked: .*{revoked[-1].id}")
+            stage.open(key)
+            assert ended(calls[::2]) == [1, 3, 5, 7, 9]
+            wait_until(lambda calls=revoked: {c.state for c in calls} == {"REVOKED"}, "all ended")
+        assert "cannot switch to a different thread" not in worker.log
+        assert "a request to the store failed" not in worker.log
+
+
 def test_a_store_that_is_emptied_loses_the_calls_that_wait_and_no_key_is_stuck(
     redis_url: str, tmp_path: Path, private_redis: PrivateServer, name: str
 ) -> None:

@@ -21,11 +21,11 @@ _BEGINNING = """
     from celery_singleton_lock.core.observers import Observer, elsewhere
 
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
-    hub, seen = native_threads.get_ident(), []
+    hub, seen = native_threads.original("get_ident")(), []
 
     def note(event):
         time.sleep(0.1)
-        seen.append((event, native_threads.get_ident() == hub))
+        seen.append((event, native_threads.original("get_ident")() == hub))
 
     def emit(observer, *events):
         '''As the heartbeat's native thread does.'''
@@ -157,7 +157,7 @@ def test_the_result_of_a_lost_call_is_stored_in_the_bodies_hub(library: str) -> 
         from celery_singleton_lock.worker.queue_look import QueueLook
 
         look, found = QueueLook(Celery(broker="memory://"), None, None), native_threads.inbox()
-        ask = lambda: native_threads.get_ident() == hub
+        ask = lambda: native_threads.original("get_ident")() == hub
         native_threads.start_new_thread(lambda: found.put(look._within(ask)), "look")
         assert found.get(timeout=30)
     """
