@@ -65,6 +65,7 @@ CHECKS: Final = (
     Check(tasks.check_switch, None),
     Check(tasks.check_policies, None),
     Check(tasks.check_timeouts, None),
+    Check(tasks.check_broker, None),
     Check(tasks.check_lost_workers, None),
     Check(tasks.check_keys, None),
 )

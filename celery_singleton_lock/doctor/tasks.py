@@ -13,6 +13,11 @@ from ..worker.bootstep import OFF, check_results, names_of, task_problems
 from .context import Context, Findings, error, note, ok, warning
 
 _KILLED_PAGE: Final = f"{DOCS}how-to/killed.html"
+_UNREACHABLE_PAGE: Final = (
+    f"{DOCS}how-to/deploy.html#a-shutdown-while-the-redis-broker-is-unreachable"
+)
+# kombu's transports that connect to a Redis server, by the scheme of the broker's URL.
+_REDIS_BROKERS: Final = {"redis", "rediss", "valkey", "valkeys", "sentinel", "sentinels"}
 
 
 def check_policies(context: Context) -> Findings:
@@ -78,6 +83,20 @@ def check_timeouts(context: Context) -> Findings:
             "dropped when it is done",
             "visibility_timeout above the longest body, in broker_transport_options, and a "
             "time_limit below it",
+        )
+
+
+def check_broker(context: Context) -> Findings:
+    """Whether a worker waits for a limited time while it connects to its Redis broker."""
+    connection = context.app.connection_for_read()
+    if connection.transport_cls not in _REDIS_BROKERS or "+socket:" in connection.as_uri():
+        return
+    if (connection.transport_options or {}).get("socket_connect_timeout") is None:
+        yield note(
+            "broker",
+            "broker_transport_options has no socket_connect_timeout: a worker that shuts down "
+            "while its Redis broker is unreachable can hang for minutes",
+            f'"socket_connect_timeout": 5 in broker_transport_options, see {_UNREACHABLE_PAGE}',
         )
 
 

@@ -15,6 +15,7 @@ def app_on(url: str, **task_options: Any) -> Celery:
     """An app with one task; a store that is no broker is named beside one in memory."""
     if url.startswith(("redis://", "rediss://")):
         app = Celery("checked", broker=url, backend=url, set_as_current=False)
+        app.conf.broker_transport_options = {"socket_connect_timeout": 5}
     else:
         app = Celery("checked", broker="memory://", set_as_current=False)
         app.conf.singleton_lock_url = url

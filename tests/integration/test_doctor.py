@@ -516,6 +516,29 @@ def test_a_debounce_above_the_visibility_timeout_is_a_note(server: PrivateServer
     assert "every 20 s" in finding.text
 
 
+@pytest.mark.parametrize(
+    ("broker", "notes"),
+    [
+        ("redis://h/0", 1),
+        ("rediss://h/0", 1),
+        ("sentinel://h:26379;sentinel://i:26379", 1),
+        ("redis+socket:///run/redis.sock", 0),
+        ("amqp://h", 0),
+        ("memory://", 0),
+    ],
+)
+def test_a_redis_broker_that_workers_connect_to_without_a_limit_is_a_note(
+    broker: str, notes: int, server: PrivateServer
+) -> None:
+    app = app_on(server.url())
+    app.conf.singleton_lock_url, app.conf.broker_url = server.url(), broker
+    assert found(app, "broker") == [], "it has a limit"
+    app.conf.broker_transport_options = {}
+    found_now = found(app, "broker")
+    assert [finding.severity for finding in found_now] == [Severity.NOTE] * notes
+    assert all('"socket_connect_timeout": 5' in finding.remedy for finding in found_now)
+
+
 def test_a_late_job_that_its_pool_process_takes_with_it_is_a_note(server: PrivateServer) -> None:
     [finding] = found(app_on(server.url(), acks_late=True), "acks_late")
     assert finding.severity is Severity.NOTE
