@@ -15,8 +15,8 @@ import stat
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 import pytest
 from celery import _state
+from celery.backends import redis as _redis
 from kombu import pools
 
 from celery_singleton_lock.core import observers
@@ -32,6 +33,7 @@ from tests.harness.processes import reader_of
 
 # Private, and not in the stubs.
 _TLS: Any = vars(_state)["_tls"]
+_CONSUMER: Any = vars(_redis)["ResultConsumer"]
 #: Seconds. Only a test that leaves something waits that long.
 PATIENCE = 30.0
 _LOOK, _ENOUGH = 0.02, 0.1
@@ -105,19 +107,33 @@ class Open:
         all is collected only if that is not enough, and threads have had the time to end.
         """
         pools.reset()  # kombu keeps the connections of each broker for the life of the process
-        # The pauses alone: a destructor may take long. That of a result of Celery's unsubscribes,
-        # and tries that for 20 s if the server has ended; before Celery 5.7 each of them does.
-        waited = 0.0
+        waited = 0.0  # the pauses alone: a destructor may take long
         pause, generation = _LOOK, 1
         while True:
-            gc.collect(generation)
-            forget()
+            with _results_stay_subscribed():
+                gc.collect(generation)
+                forget()
             if not (left := self.left()) or waited > PATIENCE:
                 return left
             generation = 1 if left[0].startswith("thread") and pause < _ENOUGH else 2
             time.sleep(pause)
             waited += pause
             pause = min(2 * pause, 1.0)
+
+
+@contextmanager
+def _results_stay_subscribed() -> Iterator[None]:
+    """Let no result that is deleted meanwhile unsubscribe.
+
+    If the server has ended, Celery tries that for 20 s: once for a call, and before Celery 5.7 for
+    each result of it, also those of duplicates.
+    """
+    unsubscribe = _CONSUMER.cancel_for
+    _CONSUMER.cancel_for = lambda consumer, task_id: None
+    try:
+        yield
+    finally:
+        _CONSUMER.cancel_for = unsubscribe
 
 
 def _may_stay(thread: threading.Thread) -> bool:

@@ -32,11 +32,12 @@ def session_server():
 """
 
 TESTS = """
-import gc, logging, os, socket, subprocess, sys, threading, time
+import gc, logging, os, socket, subprocess, sys, threading, time, types
 import celery
 import pytest
 
 kept = []
+unsubscribed = []
 
 def test_leaves_thread():
     kept.append(threading.Event())
@@ -90,6 +91,18 @@ def test_waits_for_what_a_slow_destructor_leaves_to_the_next_collection():
     slow = Slow()
     gc.collect()
     gc.collect()
+
+def test_deletes_a_result():
+    with celery.Celery("ended", backend="redis://127.0.0.1:1", set_as_current=False) as app:
+        result = app.AsyncResult("id")
+        consumer = app.backend.result_consumer
+        consumer.subscribed_to.add("celery-task-meta-id")
+        consumer._pubsub = types.SimpleNamespace(unsubscribe=unsubscribed.append)
+        cycle = [result, socket.socketpair()]
+        cycle.append(cycle)
+
+def test_no_result_is_unsubscribed_by_the_check():
+    assert not unsubscribed
 
 class Fails:
     def __init__(self):
