@@ -139,7 +139,7 @@ def test_only_a_duplicate_asks_the_result_backend_and_does_so_once(url: str) -> 
         servers = {"store": Wire({urlsplit(url).port or 0}), "results": Wire({results.port})}
 
         def costs(call: Callable[[], Any]) -> dict[str, Count]:
-            # A result that is deleted unsubscribes, before Celery 5.7 from what nobody asked for.
+            # A deleted result unsubscribes, before Celery 5.7 also if it was never subscribed.
             counts, kept = {}, []
             for name, wire in servers.items():
                 with wire.listening():
