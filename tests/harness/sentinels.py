@@ -109,8 +109,8 @@ class Sentinels:
     def wait_until_able(self, number: int) -> None:
         """Wait until `fail_over` would lead to a promotion.
 
-        All three must know that the replicas are such. They hear it in an INFO every ten seconds. A
-        sentinel that last heard that a server was a master takes the server that is promoted now
+        All three must know that the replicas are such. They learn it in an INFO every ten seconds. A
+        sentinel whose last INFO named a server a master takes the server that is promoted now
         for a master that was left over from before, and demotes it at once: the failover ends in
         ``-failover-abort-slave-timeout``. Nor is the one that is asked in TILT mode, in which a
         sentinel that has stood still does nothing for 30 s.
@@ -153,7 +153,7 @@ class Sentinels:
             wait_until(partial(_link_is, "up", replica), "the replicas are in step")
 
     def _knows_roles(self, port: int) -> bool:
-        """Whether the sentinel on ``port`` has heard of two replicas that they are in step."""
+        """Whether the sentinel on ``port`` knows of two replicas that they are in step."""
         with redis.Redis(port=port, decode_responses=True) as sentinel:
             replicas = [_fields(reply) for reply in sentinel.execute_command(*_REPLICAS)]
             master = _master_address(sentinel)[1]
