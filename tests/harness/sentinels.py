@@ -110,7 +110,7 @@ class Sentinels:
         """Wait until `fail_over` would lead to a promotion.
 
         All three must know that the replicas are such. They learn it in an INFO every ten seconds. A
-        sentinel whose last INFO named a server a master takes the server that is promoted now
+        sentinel whose last INFO named a master takes the server that is promoted now
         for a master that was left over from before, and demotes it at once: the failover ends in
         ``-failover-abort-slave-timeout``. Nor is the one that is asked in TILT mode, in which a
         sentinel that has stood still does nothing for 30 s.
