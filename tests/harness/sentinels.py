@@ -109,11 +109,11 @@ class Sentinels:
     def wait_until_able(self, number: int) -> None:
         """Wait until `fail_over` would lead to a promotion.
 
-        All three must know that the replicas are such. They learn it in an INFO every ten seconds. A
-        sentinel whose last INFO named a master takes the server that is promoted now
-        for a master that was left over from before, and demotes it at once: the failover ends in
-        ``-failover-abort-slave-timeout``. Nor is the one that is asked in TILT mode, in which a
-        sentinel that has stood still does nothing for 30 s.
+        All three must know that the replicas are such; they learn it by an INFO every ten seconds.
+        If the last INFO of a sentinel named a master, the sentinel demotes that server as soon as
+        another one promotes it: the failover ends in ``-failover-abort-slave-timeout``. The one
+        that is asked must not be in TILT mode: a sentinel that has stood still does nothing
+        for 30 s.
 
         Args:
             number: Of the sentinel that will be asked: 0, 1 or 2.
