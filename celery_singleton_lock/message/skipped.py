@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeGuard, overload
 
-from celery.result import EagerResult, ResultBase
+from celery.result import AsyncResult, EagerResult, ResultBase
 
 if TYPE_CHECKING:
     from ..core.lease import Holder
@@ -52,18 +52,24 @@ def is_skipped(result: Any) -> bool:
     """Tell whether a call was skipped because another call held its key.
 
     Args:
-        result: The value that ``.get()`` returned, or the result of a call that has ended, such as
-            an EagerResult.
+        result: The value of ``.get()``, or a result that is ready, such as that of an eager call.
 
     Raises:
-        TypeError: The call has not ended, so it isn't known yet.
+        TypeError: The call has not ended, so only ``.get()`` will tell; or ``result`` is that of a
+            group.
     """
     if isinstance(result, ResultBase):
-        ended: Any = result
-        if not ended.ready():
+        if not isinstance(result, AsyncResult):
             raise TypeError(
-                f"is_skipped({result!r}): the call has not ended, so it is not known yet. Write "
-                "is_skipped(result.get(timeout=10)), which waits for it"
+                f"is_skipped({result!r}): a group has a value for each call. Write "
+                "[is_skipped(value) for value in results.get(timeout=10)]"
             )
-        result = ended.result
+        if not result.ready():
+            raise TypeError(
+                f"is_skipped({result!r}): this call has not ended, so nobody knows yet whether it "
+                "is skipped. Write is_skipped(result.get(timeout=10)). (A call that is not "
+                'published, by on_duplicate="skip", is known at once: its result is false, as in '
+                "`if not result:`.)"
+            )
+        result = result.result
     return isinstance(result, Mapping) and result.get(_MARK) == _SKIPPED

@@ -39,7 +39,7 @@ async def order(customer_id: CustomerId) -> dict[str, str]:
 def state(task_id: str) -> dict[str, str | None]:
     """The state of an order. A plain function: results are read on a thread."""
     result = AsyncResult(task_id, app=app)
-    if not result.successful() or is_skipped(result):
+    if not result.successful() or is_skipped(result.result):
         return {"state": "SKIPPED" if result.successful() else result.state, "file": None}
     return {"state": result.state, "file": result.get()}
 

@@ -126,8 +126,8 @@ def test_a_killed_holders_redelivery_runs_after_the_duplicate_that_it_meets(
         assert between.task_id == duplicates[number].id
         assert not lost.finished
         assert again.data["mark"] == results[number]
-    assert [is_skipped(result) for result in late] == [True] * count
-    assert not any(is_skipped(result) for result in [*killed, *duplicates])
+    assert [is_skipped(result.get(timeout=30)) for result in late] == [True] * count
+    assert not any(is_skipped(result.get(timeout=30)) for result in [*killed, *duplicates])
     assert journal.overlaps() == []
 
 
@@ -216,7 +216,7 @@ def test_a_due_retry_runs_after_the_duplicate_that_it_meets(
         assert after.data["mark"] == results[number]
         # Being put back is no retry of the user's.
         assert (before.data["retries"], after.data["retries"]) == (0, 1)
-    assert not any(is_skipped(result) for result in [*retried, *duplicates])
+    assert not any(is_skipped(result.get(timeout=30)) for result in [*retried, *duplicates])
     assert journal.overlaps() == []
 
 

@@ -204,7 +204,7 @@ async def decorated_async(x: int) -> str:
 reveal_type(decorated(1))  # R: str
 decorated("1")  # E: arg-type
 reveal_type(current_lease())  # R: Lease
-reveal_type(is_skipped(bare.delay(1)))  # R: bool
+reveal_type(is_skipped(bare.apply((1,))))  # R: bool
 value = bare.delay(1).get()
 if is_skipped(value):
     reveal_type(value)  # R: Mapping[str, Any]

@@ -157,11 +157,13 @@ def test_a_subclass_s_call_does_not_run_while_another_holds_the_key(
         assert is_skipped(work.delay("ann").get())
 
 
-def test_whether_a_call_is_skipped_is_not_known_before_it_has_ended() -> None:
+def test_a_result_of_a_call_that_has_not_ended_is_refused_with_what_to_write() -> None:
     app = Celery("later", backend="cache+memory://", set_as_current=False)
     result = app.AsyncResult("a-call")
-    with pytest.raises(TypeError, match=r"is_skipped\(result\.get\(timeout=10\)\)"):
+    with pytest.raises(TypeError, match=r"Write is_skipped\(result\.get\(timeout=10\)\)"):
         is_skipped(result)
+    with pytest.raises(TypeError, match=r"Write \[is_skipped\(value\) for value in results\.get"):
+        is_skipped(app.GroupResult("some", [result]))
     app.backend.store_result(
         result.id, skipped_value("t", "k", Holder(task="t", task_id="id")), "SUCCESS"
     )
