@@ -40,6 +40,10 @@ logger = logging.getLogger("celery_singleton_lock")
 # children, which may be recycled after each task, do not repeat the line.
 _logged_places: set[tuple[str, str]] = set()
 
+#: The advice to a test that runs a task where there is no store.
+WITHOUT_SERVER: Final = (
+    "In tests without a server, use the fixture singleton_store, or task_always_eager."
+)
 #: The reason for refusing a store in memory.
 IN_MEMORY = (
     "locks in memory:// exclude nothing between processes, and this app may run in several: "
@@ -310,7 +314,7 @@ class Runtime:
                 f"Redis, for the app {self.app.main or 'default'!r}. If another app is meant, name "
                 "it with -A on the command line, give app=..., or call its set_default() "
                 '(current_app is per thread). Else set singleton_lock_url = "redis://host:6379/0". '
-                "In tests without a server, use the fixture singleton_store, or task_always_eager."
+                f"{WITHOUT_SERVER}"
             )
         conf = self.app.conf
         one_process = conf.task_always_eager or has_broker_in_memory(conf)

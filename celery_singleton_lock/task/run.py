@@ -86,13 +86,13 @@ from ..core.store import (
     ReleaseReply,
 )
 from ..core.waiter import Waiter
-from ..errors import LockConflict, StoreError
+from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..message.claim import JOINED, TASK_RUN, Claim
 from ..message.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce
 from ..message.skipped import skipped_value
 from ..message.times import seconds_until
 from ..policy import ACTIONS, OnLost, OnStoreError, Policy
-from ..runtime import Runtime
+from ..runtime import WITHOUT_SERVER, Runtime
 from . import claim as claims
 from .cancel_running import CancelRunning
 from .conflict import Decision, Outcome, decide, is_overtaken
@@ -242,9 +242,12 @@ class TaskRun:
         except (Ignore, LockConflict):
             self._state = _State.SETTLED  # put back, left to a twin, or freed by the refusal
             raise
-        except StoreError:
+        except StoreError as exc:
             if self.policy.on_store_error is OnStoreError.RUN:
                 return body()
+            if self.eager and isinstance(exc, StoreUnavailable):
+                text = str(exc).removesuffix(".")
+                raise StoreUnavailable(f"{text}. {WITHOUT_SERVER}") from exc
             raise
         if isinstance(reply, Lease):
             return self._run_under(reply, body)

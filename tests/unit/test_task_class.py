@@ -18,6 +18,7 @@ from celery_singleton_lock import (
     NoLease,
     OnConflict,
     SingletonTask,
+    StoreUnavailable,
     TaskOptions,
     current_lease,
     is_skipped,
@@ -214,6 +215,14 @@ def test_a_task_class_of_its_own_runs_under_the_lease(celery_app: Celery) -> Non
     own = celery_app.register_task(Own())
     key = own.lock_key("ann")
     assert own.delay("ann").get() == ["own", key, key]
+
+
+@pytest.mark.parametrize("unique", [None, "until_done"])
+def test_an_apply_without_a_server_says_how_a_test_does_without_one(unique: Any) -> None:
+    with Celery("later", broker=UNREACHABLE, backend=UNREACHABLE, set_as_current=False) as app:
+        result = keyed(app, None, unique=unique).apply(("ann",))
+        with pytest.raises(StoreUnavailable, match=r"refused\. In tests without a server, use"):
+            result.get()
 
 
 # A base's own apply_async.
