@@ -66,8 +66,8 @@ def is_skipped(result: Any) -> bool:
             )
         if not result.ready():
             raise TypeError(
-                f"is_skipped({result!r}): this call has not ended, so nobody knows yet whether it "
-                "is skipped. Write is_skipped(result.get(timeout=10)). (A call that is not "
+                f"is_skipped({result!r}): this call has not ended, so it is not known yet whether "
+                "it is skipped. Write is_skipped(result.get(timeout=10)). (A call that is not "
                 'published, by on_duplicate="skip", is known at once: its result is false, as in '
                 "`if not result:`.)"
             )

@@ -390,6 +390,13 @@ def _check(cls: type[SingletonTask[..., Any]]) -> None:
     if cls.run is not BaseTask.run:
         is_bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
         name = str(cls.name or cls.__name__)
+        if any(c.__name__ == "Batches" and "Strategy" in c.__dict__ for c in cls.__mro__):
+            # Also a copy of the class in a user's own module.
+            raise TypeError(
+                f"the task {name} is of celery-batches: Batches calls the function once for many "
+                "messages, outside of their requests, so no message would have a lock. Leave out "
+                "SingletonTask or @singleton_task, and write `with hold(...):` in the function"
+            )
         retried = _autoretry_of(cls)
         validate(cls.singleton or {}, name, cls.run, is_bound=is_bound, autoretry=retried)
         if "_decorated" in cls.__dict__:

@@ -513,6 +513,38 @@ def test_a_body_that_would_run_after_its_release_is_refused(
             task.delay(1)
 
 
+def save_all(requests: list[Any]) -> None:
+    """Runs nowhere."""
+
+
+class Batches(Task):
+    """As celery-batches: the pool calls the function outside of the messages' requests."""
+
+    abstract = True
+
+    def Strategy(self, *args: Any, **kwargs: Any) -> None:
+        """Never reached."""
+
+
+class UsersBatches(Batches):
+    abstract = True
+
+
+class SingletonBatches(SingletonTask, Batches):
+    abstract = True
+
+
+@pytest.mark.parametrize("base", [Batches, UsersBatches, SingletonBatches])
+def test_a_task_of_celery_batches_is_refused_at_every_use(
+    celery_app: Celery, base: type[Task]
+) -> None:
+    options: dict[str, Any] = {"name": "batch", "key": PER_TASK, "base": base, "shared": False}
+    task: Any = singleton_task(app=celery_app, **options)(save_all)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"the task batch is of celery-batches"):
+            task.delay(1)
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
