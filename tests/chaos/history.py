@@ -42,6 +42,9 @@
                 were granted before, from ``fence_from`` on afterwards; ``lost_from`` (what
                 was written from then on is lost); of a store with several members, ``since`` (from
                 then on two of them may have granted)
+    stalled-leader
+                a former leader of etcd went on after it had stood still, and another led: leases
+                that are held may have been revoked, until ``until``
     emptied     the store has just answered for the first time since its restart without data;
                 ``killed`` (when)
     late        the machine kept a thread that was ready to run waiting for ``seconds`` in all, from

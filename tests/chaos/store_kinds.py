@@ -337,6 +337,9 @@ class ConsensusMembers(Members):
 
     def _freeze_leader(self, seconds: float, chance: float) -> None:
         self._freeze([self._ensemble.leader()], seconds)
+        # Whether it is one that has leases revoked that another leader has prolonged meanwhile.
+        if isinstance(self._ensemble, EtcdCluster) and self._ensemble.revokes_when_deposed():
+            self._history.write("stalled-leader", until=time.monotonic())
 
     def _freeze_all(self, seconds: float, chance: float) -> None:
         """As a disk that stands still: sessions of clients do not end meanwhile."""

@@ -1337,3 +1337,19 @@ def test_a_silence_is_found_unless_a_fault_concerned_all_beats() -> None:
     assert one.kinds() == [Kind.NO_TICK]
     everyone = ticking(1, 9).add("fault", 2, end=3, name="restart-kept", target="store")
     assert everyone.kinds() == []
+
+
+def revoked_by_etcd(reason: str = "gone", stalled: float = 1.4) -> Story:
+    """A former leader of etcd goes on, and has a lease revoked; the next body begins."""
+    story = Story().body("a", 1, 2, fence=5, error="LeaseInterrupt", lease="x")
+    story.add("lost", 2.1, task_id="x", fence=5, reason=reason)
+    story.body("b", 1.5, 1.8, fence=6, task="early")
+    return story.add("stalled-leader", stalled, until=stalled + 0.3)
+
+
+def test_an_overlap_after_etcd_revoked_a_renewed_lease_is_excused_by_its_flaw() -> None:
+    promise = PROMISES["etcd"]
+    story = revoked_by_etcd()
+    assert Kind.OVERLAP not in story.kinds(promise=promise)
+    assert revoked_by_etcd(stalled=60).kinds(promise=promise).count(Kind.OVERLAP) == 1
+    assert revoked_by_etcd(reason="expired").kinds(promise=promise).count(Kind.OVERLAP) == 1

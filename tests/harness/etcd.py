@@ -9,6 +9,7 @@ from typing import Any
 
 import requests
 
+from celery_singleton_lock.doctor.servers import mended_in
 from example_project.private_server import free_port
 from tests.harness.addresses import LOCAL
 from tests.harness.certificates import Certificates
@@ -96,6 +97,11 @@ class EtcdCluster(Ensemble):
         first, last = (b64encode(f"{prefix}{end}".encode()).decode() for end in "/0")
         found = self.post("kv/range", {"key": first, "range_end": last, "keys_only": True})
         return {entry["lease"] for entry in found.get("kvs", [])}
+
+    def revokes_when_deposed(self) -> bool:
+        """Whether this version has etcd's flaw 15247, of which the doctor warns."""
+        version = self.post("maintenance/status", {})["version"]
+        return bool(mended_in("etcd", tuple(map(int, version.split(".")))))
 
     def _leader(self) -> int | None:
         found = {number: self._status(number) for number in self._living()}
