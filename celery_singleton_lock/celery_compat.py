@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from copy import copy
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
@@ -22,6 +23,7 @@ from celery import current_app
 from celery.app import utils as _app_utils
 from celery.app.autoretry import add_autoretry_behaviour
 from celery.app.task import Context, Task
+from celery.exceptions import Terminated, WorkerLostError
 from celery.utils import time as _celery_time
 from kombu.serialization import registry  # type: ignore[attr-defined]  # the stubs lack it
 
@@ -389,6 +391,36 @@ def exception_of(exc_info: Any) -> BaseException:
     """
     exc: BaseException = exc_info.exception
     return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
+
+
+def failure_of(request: Any, exc_info: Any) -> Any:
+    """The end of a pool child's run in the form that the request's ``on_failure`` handles.
+
+    billiard 4.3 reports any BaseException of a task; earlier versions report the death of the child
+    that it caused, as WorkerLostError. Celery 5.7 treats SystemExit and KeyboardInterrupt as a lost
+    worker, and stores the others as failures. Celery 5.5 and 5.6 treat all of them as failures,
+    which has two consequences. A message with ``acks_late`` and ``reject_on_worker_lost`` is
+    acknowledged, so the job is lost. And its result can't be encoded unless it is pickled, so none
+    is stored, and no errback and no chord is called. So these versions get a WorkerLostError (of a
+    call that is revoked or cancelled: Terminated, which they have handled already), or an exception
+    of the same name that can be stored.
+
+    ``_worker_lost_info``: 5.7.
+    """
+    exc = exception_of(exc_info)
+    if isinstance(exc, Exception) or hasattr(request, "_worker_lost_info"):
+        return exc_info
+    failure: Exception
+    if not isinstance(exc, (SystemExit, KeyboardInterrupt)):
+        name = type(exc).__name__
+        failure = type(name, (Exception,), {"__module__": type(exc).__module__})(*exc.args)
+    elif is_revoked(request) or is_cancelled(request):
+        failure = Terminated(repr(exc))
+    else:
+        failure = WorkerLostError(f"Worker exited prematurely: {exc!r}.")
+    found = copy(exc_info)
+    found.type, found.exception = type(failure), failure
+    return found
 
 
 def forks(pool_class: type) -> bool:

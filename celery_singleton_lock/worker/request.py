@@ -186,6 +186,7 @@ class SingletonRequestMixin:
             # The child could not decode the message, which this process has decoded. An error of
             # the body comes with return_ok.
             self._discard("undecodable")
+        exc_info = celery_compat.failure_of(self, exc_info)
         super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import textwrap
@@ -9,7 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from billiard.einfo import ExceptionInfo
+from celery.exceptions import Terminated, WorkerLostError
 
+from celery_singleton_lock import celery_compat
 from celery_singleton_lock.publish.publication import is_chords_body
 
 # Its classes take parameters when they run only since then (`EagerResult[int]`); the types are
@@ -70,3 +74,54 @@ def test_a_chords_body_is_known_by_its_publisher(name: str, chord: Any, expected
     running = SimpleNamespace(name=name, request=SimpleNamespace(chord=chord))
     assert is_chords_body(running, "body") is expected
     assert not is_chords_body(None, "body")
+
+
+def ended_by(error: BaseException) -> ExceptionInfo:
+    """What the pool hands to a request's `on_failure`."""
+    try:
+        raise error
+    except BaseException:
+        return ExceptionInfo()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ({}, WorkerLostError),
+        ({"_already_revoked": True}, Terminated),
+        ({"_already_cancelled": True}, Terminated),
+    ],
+    ids=str,
+)
+def test_a_task_that_exits_is_a_lost_worker(
+    error: BaseException, state: dict[str, bool], expected: type
+) -> None:
+    """Celery 5.5 and 5.6 acknowledge it else, so a job that may run again is lost."""
+    found = celery_compat.failure_of(SimpleNamespace(**state), ended_by(error))
+    assert type(found.exception) is expected is found.type
+    assert repr(error) in str(found.exception)
+    assert type(error).__name__ in found.traceback, "the user's own traceback"
+
+
+def test_another_base_exception_is_a_failure_that_can_be_stored() -> None:
+    found = celery_compat.failure_of(SimpleNamespace(), ended_by(asyncio.CancelledError("stop")))
+    assert isinstance(found.exception, Exception)
+    cls = type(found.exception)
+    assert (cls.__module__, cls.__qualname__) == ("asyncio.exceptions", "CancelledError")
+    assert found.exception.args == ("stop",)
+
+
+@pytest.mark.parametrize(
+    ("request_of", "error"),
+    [
+        (SimpleNamespace(), ArithmeticError()),
+        (SimpleNamespace(), WorkerLostError()),
+        (SimpleNamespace(_worker_lost_info=None), SystemExit()),  # Celery 5.7 does it itself
+        (SimpleNamespace(_worker_lost_info=None), asyncio.CancelledError()),
+    ],
+    ids=repr,
+)
+def test_any_other_failure_is_left_alone(request_of: Any, error: BaseException) -> None:
+    info = ended_by(error)
+    assert celery_compat.failure_of(request_of, info) is info
