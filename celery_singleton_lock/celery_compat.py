@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]  # the stubs lack it
 from celery import _state as _celery_state
-from celery import current_app
+from celery import current_app, states
 from celery.app import utils as _app_utils
 from celery.app.autoretry import add_autoretry_behaviour
 from celery.app.task import Context, Task
@@ -421,6 +421,17 @@ def failure_of(request: Any, exc_info: Any) -> Any:
     found = copy(exc_info)
     found.type, found.exception = type(failure), failure
     return found
+
+
+def was_asked_to_end(meta: Mapping[str, Any]) -> bool:
+    """Whether a result says REVOKED because a worker was asked to revoke the call.
+
+    The call may be running in another worker, or in this one with Celery 5.6, and goes on unless
+    it is terminated as well. Celery stores ``"revoked"`` then, but ``"terminated"`` where it
+    terminates the call; all.
+    """
+    reason = getattr(meta.get("result"), "args", ())
+    return meta.get("status") == states.REVOKED and tuple(reason) == ("revoked",)
 
 
 def forks(pool_class: type) -> bool:

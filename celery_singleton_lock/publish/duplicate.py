@@ -21,7 +21,7 @@ from celery.backends.rpc import RPCBackend
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult
 
-from ..celery_compat import backend_of, limit_backend_timeouts, result_meta
+from ..celery_compat import backend_of, limit_backend_timeouts, result_meta, was_asked_to_end
 from ..core.events import Event, EventName
 from ..core.key import KeyMaker
 from ..core.lease import Holder, Phase, Record, Token
@@ -184,6 +184,8 @@ def _has_ended(runtime: Runtime, existing: Record, task: str) -> bool:
         meta = _result_meta(runtime, Token.task_id_of(existing.token), task)
         if meta.get("status") not in states.READY_STATES:
             return False
+        if existing.phase is Phase.RUNNING and was_asked_to_end(meta):
+            return False  # it runs on, and frees its claim when it ends
         if (ended_at := done_at(meta.get("date_done"), app)) is None:
             return True
         # An older result is that of an earlier call with the same, explicit task id. If this host's

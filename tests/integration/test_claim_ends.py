@@ -623,6 +623,23 @@ def test_a_revoked_body_that_stays_keeps_its_claim(
     kill_process(starts_of(stage, call)[0])
 
 
+def test_a_running_call_that_is_revoked_keeps_its_claim(
+    stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim]
+) -> None:
+    """Without ``terminate``, it runs on."""
+    one = claim("early")
+    call = one.call("succeed", name)
+    one.is_running(call)
+    revoke(stage, worker, call)
+    # As a worker does that is asked too, and does not run it; before Celery 5.7, every worker.
+    stage.app.app.backend.mark_as_revoked(call.id, reason="revoked", store_result=True)
+    assert call.state == "REVOKED"
+    assert one.call().id == call.id
+    stage.open(name)
+    one.is_free()
+    one.can_be_had(call)
+
+
 @pytest.mark.slow
 def test_a_killed_child_s_claim_is_free_at_once_or_when_its_message_has_run_again(
     stage: Stage, worker: CeleryWorker, name: str
