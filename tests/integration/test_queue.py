@@ -72,6 +72,11 @@ from tests.integration.key_queue import (
 )
 from tests.integration.stage import Stage, open_stage, wait_until
 
+#: Celery 5.7 stores FAILURE for a message that its task rejects; before, the call has no result.
+STORES_REJECTIONS = hasattr(celery.Task, "retry_on_worker_lost")
+#: Before 5.7, the option has no effect: the call of a lost child fails.
+RETRIES_LOST_WORKERS = hasattr(celery.Task, "retry_on_worker_lost")
+
 
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
@@ -163,7 +168,10 @@ def test_a_call_that_fails_lets_the_next_one_run(
         failing.get(timeout=30)
     assert following.get(timeout=30) == 2
     assert numbers(stage, name) == [0, 0, 0, 1, 2]
-    wait_until(lambda: rejected.state == "FAILURE", "the worker's parent stores the failure")
+    if STORES_REJECTIONS:
+        wait_until(lambda: rejected.state == "FAILURE", "the worker's parent stores the failure")
+    else:
+        assert rejected.state == "PENDING"
 
 
 def test_a_message_without_a_place_takes_one_when_it_arrives(
@@ -857,6 +865,12 @@ def test_a_call_that_celery_retries_after_the_death_of_its_child_runs_before_the
     results = [stage.app.retried.delay(name, 0, gate=name), stage.app.early.delay(name, 1)]
     kill(stage, begun(stage, name, 0))
     stage.open(name)
+    if not RETRIES_LOST_WORKERS:
+        with pytest.raises(WorkerLostError):
+            results[0].get(timeout=60)
+        assert ended(results[1:]) == [1]
+        assert numbers(stage, name) == [0, 1]
+        return
     assert ended(results) == [0, 1]
     assert numbers(stage, name) == [0, 0, 1]
 

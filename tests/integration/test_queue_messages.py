@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import celery
+import kombu
 import pytest
 import redis
 from celery import chain, chord, group
@@ -50,12 +51,17 @@ from tests.integration.key_queue import (
 )
 from tests.integration.stage import Stage, open_stage, wait_until
 
+needs_batches = pytest.mark.skipif(
+    not hasattr(kombu.Producer, "batch"), reason="kombu has Producer.batch() since 5.7"
+)
+
 
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=2)
 
 
+@needs_batches
 def test_calls_in_a_batch_of_a_producer_run_in_order(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
@@ -68,6 +74,7 @@ def test_calls_in_a_batch_of_a_producer_run_in_order(
     assert bodies(stage, name) == [(name, 0), (name, 1), (name, 2)]
 
 
+@needs_batches
 def test_calls_in_a_batch_that_is_given_up_have_been_made(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
