@@ -30,6 +30,11 @@ _CRASHES = {
     "AttributeError: 'NoneType' object has no attribute 'client'": (
         "workers that kombu ended when it lost the broker"
     ),
+    # A pool process was killed before the parent read that it was up, and then the broker was lost
+    # (celery#6052): 4 of 5 plain workers in a row that met both in their start.
+    "in get_process_queues\n    return next(": (
+        "workers that Celery ended because a child was killed at its start"
+    ),
     # A pool process was killed before it could say that it was up.
     "WorkerLostError: Could not start worker processes": (
         "workers that Celery ended because a child was killed at its start"

@@ -1036,6 +1036,10 @@ def test_a_claim_is_left_only_if_its_end_was_in_a_failover(
 
 
 CRASH = "Unrecoverable error: ...\nAttributeError: 'NoneType' object has no attribute 'hostname'"
+QUEUES_GONE = """Unrecoverable error: StopIteration()
+  File "/x/celery/concurrency/asynpool.py", line 1216, in get_process_queues
+    return next(q for q, owner in self._queues.items()
+StopIteration"""
 PACKAGE = Path(celery_singleton_lock.__file__).parent
 OURS = str(PACKAGE / "worker/request.py")
 HEARTBEAT = str(PACKAGE / "worker/parent_heartbeat.py")
@@ -1117,6 +1121,7 @@ READS = '/x/redis/_parsers/socket.py", line 64, in _read_from_socket'
     ("event", "text"),
     [
         ("broken", CRASH),
+        ("broken", QUEUES_GONE),
         ("never-ends", HANG),
         ("never-ends", uncounted()),
         ("never-ends", unread()),
@@ -1192,8 +1197,14 @@ def test_a_shutdown_that_waits_for_anything_else_is_a_violation(stacks: str) -> 
     assert off_broker(stacks).kinds() == [Kind.NEVER_ENDS]
 
 
-def test_another_error_that_ends_a_worker_is_a_violation() -> None:
-    text = "Unrecoverable error: ...\nAttributeError: 'Lease' object has no attribute 'name'"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Unrecoverable error: ...\nAttributeError: 'Lease' object has no attribute 'name'",
+        QUEUES_GONE.replace("get_process_queues", "next_call"),
+    ],
+)
+def test_another_error_that_ends_a_worker_is_a_violation(text: str) -> None:
     assert Story().add("broken", 1, text=text).kinds() == [Kind.BROKEN]
 
 
