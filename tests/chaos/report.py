@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tests.chaos.bodies import bodies
 from tests.chaos.campaign import Outcome
 from tests.chaos.story import story
 from tests.chaos.usage import changes, usages
 from tests.chaos.verdict import Kind
-from tests.harness.journal import events
+from tests.harness.journal import Record, events
 
 #: Violations that are printed in full; a broken lock has thousands.
 _MOST_PRINTED = 10
+
+
+def last_traces(records: Sequence[Record]) -> dict[str, Record]:
+    """What the broker's file says of each job of which nothing was seen afterwards, by job.
+
+    It is read when a drain seems to stand still; the job may go on after that.
+    """
+    last = {record.task_id: record for record in records if record.task_id}
+    return {job: record for job, record in last.items() if record.event == "traced"}
 
 
 def report(outcome: Outcome) -> str:
@@ -40,9 +49,9 @@ def _lines(outcome: Outcome) -> Iterator[str]:
         yield f"  {line}"
     for reason, count in sorted(verdict.excused.items()):
         yield f"  not promised: {count} {reason}"
-    for trace in events(outcome.records, "traced"):
+    for job, trace in sorted(last_traces(outcome.records).items()):
         place, steps = trace.data["place"], trace.data["steps"]
-        yield f"  the broker's file: {trace.task_id} is {place} ({steps})"
+        yield f"  the broker's file: {job} is {place} ({steps})"
     for kind in Kind:
         yield f"  {len(verdict.of(kind)):7d}  violations: {kind}"
     found = bodies(outcome.records)

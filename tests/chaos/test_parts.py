@@ -24,6 +24,7 @@ from tests.chaos.pictures import draw
 from tests.chaos.process_faults import struck_by
 from tests.chaos.promises import PROMISES
 from tests.chaos.proxy import Kind, Mode, Proxy
+from tests.chaos.report import last_traces
 from tests.chaos.resource import Resource
 from tests.chaos.schedule import SORTS, Fault, Lane, sorts_for, timetable
 from tests.chaos.site import Post
@@ -413,6 +414,17 @@ def test_the_picture_of_a_violation_shows_its_bodies_and_what_was_broken() -> No
     assert "so &lt;it&gt; was" in picture
     assert "job-of-c" not in picture
     assert "stall" not in picture
+
+
+def test_a_report_shows_what_the_brokers_file_says_of_jobs_that_did_not_go_on() -> None:
+    records = [
+        Record(event="traced", at=1, pid=9, task_id="went-on"),
+        Record(event="traced", at=1, pid=9, task_id="stayed"),
+        Record(event="taken", at=2, pid=1, task_id="went-on"),
+        Record(event="traced", at=3, pid=9, task_id="stayed"),
+        Record(event="fault", at=4, pid=9),
+    ]
+    assert last_traces(records) == {"stayed": records[3]}
 
 
 def test_the_story_of_a_violation_is_that_of_its_jobs_and_of_what_was_broken_meanwhile() -> None:
