@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from .task.context import current_lease
     from .task.decorator import singleton_task
     from .task.hold import hold
-    from .task.option_types import LockOptions, TaskOptions
+    from .task.option_types import CeleryOptions, LockOptions, TaskOptions
 
 __version__ = "0.3.0.dev0"
 
 __all__ = ["PER_TASK", "CallOptions", "OnConflict", "SingletonTask", "singleton_task"]
-__all__ += ["LockOptions", "TaskOptions"]
+__all__ += ["CeleryOptions", "LockOptions", "TaskOptions"]
 __all__ += ["Lease", "aclaim_and_send", "claim_and_send", "current_lease", "hold", "is_skipped"]
 __all__ += ["DuplicateTask", "FenceUnavailable", "LeaseLost", "LockConflict", "LockKeyError"]
 __all__ += ["NoLease", "QueueFull", "SettingsError", "SingletonLockError", "StoreError"]
@@ -57,7 +57,7 @@ _LATER = {
     "SingletonTask": "task.base",
     "current_lease": "task.context",
     "hold": "task.hold",
-    **dict.fromkeys(("LockOptions", "TaskOptions"), "task.option_types"),
+    **dict.fromkeys(("CeleryOptions", "LockOptions", "TaskOptions"), "task.option_types"),
     "is_skipped": "message.skipped",
     "singleton_task": "task.decorator",
 }

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from ..core.key import KeySpec
 from ..policy import CallOptions
 
 
 class LockOptions(CallOptions, total=False):
-    """The options of a task's lock: ``@app.task(base=SingletonTask, singleton={...})``."""
+    """The options of a task's lock: ``@app.task(base=SingletonTask, singleton=LockOptions(...))``.
+
+    Written like that, or as ``@singleton_task(**LockOptions(...))``, a type checker checks each
+    option by itself.
+    """
 
     enabled: bool
     """Whether the task has a lock; False runs it as a plain task; True by default."""
@@ -39,12 +43,8 @@ class LockOptions(CallOptions, total=False):
     """What a call does while the store does not answer; "retry" by default."""
 
 
-class TaskOptions(LockOptions, total=False):
-    """The options of ``@singleton_task`` except ``app`` and ``bind``: the lock's and Celery's.
-
-    As with Celery's decorator, any other keyword becomes an attribute of the task. To have such
-    an attribute checked, declare it in a class of your own and give that as ``base``.
-    """
+class CeleryOptions(TypedDict, total=False):
+    """Celery's own options of a task, except ``app`` and ``bind``."""
 
     name: str
     base: type[Any] | None
@@ -106,3 +106,11 @@ class TaskOptions(LockOptions, total=False):
     on_retry: Callable[..., Any]
     on_success: Callable[..., Any]
     shadow_name: Callable[..., Any]
+
+
+class TaskOptions(LockOptions, CeleryOptions, total=False):
+    """The options of ``@singleton_task`` except ``app`` and ``bind``: the lock's and Celery's.
+
+    As with Celery's decorator, any other keyword becomes an attribute of the task. To have such
+    an attribute checked, declare it in a class of your own and give that as ``base``.
+    """

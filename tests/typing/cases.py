@@ -14,6 +14,7 @@ from celery import Celery
 from celery_singleton_lock import (
     PER_TASK,
     CallOptions,
+    CeleryOptions,
     LockOptions,
     OnConflict,
     SingletonTask,
@@ -124,6 +125,20 @@ billing_task(ttl=5, on_conflict="retry", queue="billing")
 billing_task(tll=5)  # E: call-arg
 billing_task(ttl="5")  # E: arg-type
 lock: LockOptions = {"key": ("account_id",), "limit": 3}
+app.task(base=SingletonTask, singleton=LockOptions(limit=3, key=PER_TASK))
+app.task(base=SingletonTask, singleton=LockOptions(limt=3))  # E: typeddict-unknown-key
+singleton_task(**LockOptions(on_conflict="skp"))  # E: typeddict-item
+singleton_task(**LockOptions(tll=3))  # E: typeddict-unknown-key
+CeleryOptions(acks_late=True, queue="billing")
+CeleryOptions(ack_late=True)  # E: typeddict-unknown-key
+
+
+@singleton_task(app=app, bind=True, **LockOptions(ttl=3, key=PER_TASK))
+def with_lock_options(self: Any, account_id: int) -> bytes:
+    return b""
+
+
+reveal_type(with_lock_options)  # R: SingletonTask[[account_id: int], bytes]
 LockOptions(queue="billing")  # E: typeddict-unknown-key
 
 

@@ -18,13 +18,13 @@ REPORT = re.compile(r"^[^:]+:(\d+): (error|note): (.*?)(?:  \[([\w-]+)\])?$")
 MODULE = re.compile(r"\b(?:[a-z_]\w*\.)+(?=\w)")
 
 
-def page_example(folder: Path) -> tuple[str, int]:
-    """The typed example of docs/reference/options.md in a file, and its line to be refused."""
-    code = block_with((ROOT / "docs/reference/options.md").read_text(), "# typed.py")
-    path = folder / "typed.py"
+def page_example(folder: Path, name: str = "typed.py") -> tuple[str, int]:
+    """A typed example of docs/reference/options.md in a file, and its first line to be refused."""
+    code = block_with((ROOT / "docs/reference/options.md").read_text(), f"# {name}")
+    path = folder / name
     path.write_text(code)
-    [refused] = [n for n, line in enumerate(code.splitlines(), start=1) if "# refused" in line]
-    return str(path), refused
+    refused = [n for n, line in enumerate(code.splitlines(), start=1) if "# refused" in line]
+    return str(path), refused[0]
 
 
 def expected() -> dict[int, str]:
@@ -78,6 +78,20 @@ def test_mypy_infers_what_the_cases_say(tmp_path: Path) -> None:
     assert len(wanted) > 30
     wrong = wrong_lines(wanted, got)
     assert not wrong, "\n".join([*wrong, "", output])
+
+
+@pytest.mark.slow
+def test_mypy_names_option_and_value_in_one_line(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    page, first = page_example(tmp_path, "checked.py")
+    arguments = ["--config-file=", "--cache-dir", str(tmp_path / "cache"), "--no-error-summary"]
+    output, errors, _ = api.run([*arguments, page])
+    assert errors == ""
+    value, name = output.splitlines()
+    assert f":{first}: " in value
+    assert "Literal['skp']" in value
+    assert 'TypedDict item "on_conflict"' in value
+    assert 'Extra key "tll" for TypedDict "LockOptions"' in name
 
 
 def test_a_wrong_expectation_is_noticed() -> None:
