@@ -2,9 +2,8 @@
 
 Guarantees
     A message that is published from the store is the one that Celery would have published: body,
-    content type and encoding, headers, exchange, routing key, every property, and the entities that
-    have to be declared. Only ``expiration`` is missing: it would count from the later publish, and
-    RabbitMQ would remove an expired message without a word. Celery's own ``expires`` is a header.
+    content type and encoding, headers, exchange, routing key, every property except `ONCE`, and the
+    entities that have to be declared.
 """
 
 from __future__ import annotations
@@ -21,6 +20,13 @@ from kombu.utils.json import dumps, loads
 from ..celery_compat import exchange_of, serialized
 from .header import header_of
 
+#: Properties that must not be sent a second time, from another process: ``expiration`` would count
+#: from the later publish, and RabbitMQ would remove an expired message without a word (Celery's own
+#: ``expires`` is a header). SQS would delay the message again, or, within five minutes, discard it
+#: as a duplicate. RabbitMQ refuses a ``user_id`` other than that of the connection.
+ONCE: Final = frozenset(
+    ("expiration", "DelaySeconds", "delay_seconds", "MessageDeduplicationId", "user_id")
+)
 # Options of kombu's `Producer.publish` that describe the request, not the message.
 _OF_THE_REQUEST: Final = (
     *("retry", "retry_policy", "timeout", "confirm_timeout", "mandatory", "immediate"),
@@ -29,7 +35,8 @@ _OF_THE_REQUEST: Final = (
 _NOT_KEPT: Final = {
     *_OF_THE_REQUEST,
     *("serializer", "compression", "content_type", "content_encoding", "headers", "declare"),
-    *("exchange", "delivery_mode", "expiration"),
+    *("exchange", "delivery_mode"),
+    *ONCE,
 }
 
 

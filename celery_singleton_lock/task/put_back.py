@@ -4,8 +4,9 @@ The message of a killed pool child is not put back here; Celery or the broker re
 `worker.dead_child`).
 
 Guarantees
-    The copy keeps id, arguments, serializer, queue, priority, expiry, time limits, headers, parent,
-    root, group, chord, links and the user's retry count. The function returns once the broker has
+    The copy keeps id, arguments, serializer, compression, queue, priority, expiry, time limits,
+    headers, parent, root, group, chord, links, the user's retry count, and every property that the
+    caller gave the broker, except `stored_message.ONCE`. The function returns once the broker has
     the copy.
 
 Non-guarantees
@@ -15,15 +16,19 @@ Non-guarantees
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from celery import Celery
+from celery.app.amqp import AMQP
 from celery.app.task import Task as BaseTask
-from kombu import Exchange, Queue
+from kombu import Exchange, Producer, Queue
 
 from ..celery_compat import delays_natively, driver_of
 from ..message.header import HEADER, QUEUE_KEY, SERIALIZER_KEY
+from ..message.stored_message import ONCE
 from ..worker.message_origin import reached_with_delay, without_delay
 
 #: The delay of a put-back in seconds. It doubles at each try, up to the second number, and half of
@@ -34,6 +39,17 @@ Pace = tuple[float, float]
 SHORTLY: Final[Pace] = (0.05, 1.0)
 #: For started work with another holder, for twins, for a lost lease, and for an unreachable store.
 AGAIN: Final[Pace] = (1.0, 30.0)
+# Properties of a delivery that the transport or Celery writes again.
+_WRITTEN_AGAIN: Final = frozenset(
+    ("application_headers", "body_encoding", "delivery_info", "delivery_tag")
+)
+# What Celery and kombu take as options of a publication. Another publisher may have given such a
+# name to a property.
+_OPTIONS: Final = frozenset(
+    name
+    for function in (BaseTask.apply_async, Celery.send_task, AMQP.as_task_v2, Producer.publish)
+    for name in inspect.signature(function).parameters
+) | {"event_dispatcher", "exchange_type", "queue"}
 
 
 def publish_copy(
@@ -60,6 +76,7 @@ def publish_copy(
     signature = task.signature_from_request(
         request, countdown=delay, retries=request.retries, headers=headers, **_kept(request)
     )
+    signature.options.update(_properties(request))
     _send_to_its_queue(task.app, request, signature.options)
     # Celery treats a message that is published inside a task as a child of the task, so the copy of
     # a top-level message would get its own id as its parent. A request that is called directly has
@@ -109,12 +126,20 @@ def _kept(request: Any) -> dict[str, Any]:
     The representation of the arguments may keep a password out of the log. The app's default
     serializer may be unable to write pickled arguments; then the message could never be put back.
     """
-    names = {"serializer": SERIALIZER_KEY, "argsrepr": "argsrepr", "kwargsrepr": "kwargsrepr"}
-    options = {option: getattr(request, name, None) for option, name in names.items()}
+    names = ("argsrepr", "kwargsrepr", "compression")
+    options = {name: getattr(request, name, None) for name in names}
+    options["serializer"] = getattr(request, SERIALIZER_KEY, None)
     # Celery keeps this since 5.7. The message's value is kept, including False, but not the default
     # of the class.
     options["ignore_result"] = vars(request).get("ignore_result")
     return {option: value for option, value in options.items() if value is not None}
+
+
+def _properties(request: Any) -> dict[str, Any]:
+    """The properties that the caller gave the broker, such as ``MessageGroupId`` of SQS."""
+    found = request.properties or {}
+    left_out = ONCE | _WRITTEN_AGAIN | _OPTIONS - {"delivery_mode"}
+    return {name: value for name, value in found.items() if name not in left_out}
 
 
 def _send_to_its_queue(app: Any, request: Any, options: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ CALLS = {
     "priority": {"priority": 3},
     "headers": {"headers": {"trace": "1"}},
     "exchange": {"exchange": "stored-topic", "routing_key": "sync.one"},
-    "properties": {"correlation_id": "c", "user_id": "u", "x-own": 1},
+    "properties": {"correlation_id": "c", "app_id": "a", "x-own": 1},
     "stamped": {"stamped_headers": ["a"], "a": "b"},
 }
 
