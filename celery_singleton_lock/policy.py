@@ -29,6 +29,7 @@ _MIN_WITHIN: Final = 0.1
 # One script examines all slots of a key.
 _MAX_LIMIT: Final = 1000
 _MOST_WAITING: Final = 10_000_000
+_MOST_CRASHES: Final = 1_000_000
 
 
 class ConflictAction(StrEnum):
@@ -187,7 +188,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
     ConflictAction.CANCEL_RUNNING: Action(
         options=("within", "timeout"), waits=True, raises=True, revokes=True, has_feature=True
     ),
-    ConflictAction.QUEUE: Action(options=("max_waiting",), has_feature=True),
+    ConflictAction.QUEUE: Action(options=("max_waiting", "max_crashes"), has_feature=True),
 }
 
 
@@ -206,6 +207,8 @@ class OnConflict:
             with LockConflict.
         within: Seconds between two looks of a holder for a newer call (``cancel_running``).
         max_waiting: How many calls of one key may be in its queue (``queue``).
+        max_crashes: How often the process of a call may die while it runs, before the call fails
+            (``queue``); None: without a limit.
     """
 
     action: ConflictAction
@@ -215,6 +218,7 @@ class OnConflict:
     timeout: float = 5.0
     within: float = 1.0
     max_waiting: int = 10_000
+    max_crashes: int | None = 20
 
     def __post_init__(self) -> None:
         # A user may give the action as a plain str, which is not identical to a member.
@@ -225,6 +229,8 @@ class OnConflict:
             if value is not None or name != "max_wait":
                 object.__setattr__(self, name, seconds(f"OnConflict({name})", value))
         _whole("OnConflict(max_waiting)", self.max_waiting, 1, _MOST_WAITING)
+        if self.max_crashes is not None:
+            _whole("OnConflict(max_crashes)", self.max_crashes, 1, _MOST_CRASHES)
         used = ACTIONS[action].options
         for f in fields(self)[1:]:
             if f.name not in used and (value := getattr(self, f.name)) != f.default:
@@ -286,14 +292,18 @@ class OnConflict:
         return cls(action=ConflictAction.CANCEL_RUNNING, timeout=longest, within=looks)
 
     @classmethod
-    def queue(cls, max_waiting: int = 10_000) -> OnConflict:
+    def queue(cls, max_waiting: int = 10_000, max_crashes: int | None = 20) -> OnConflict:
         """Run the calls of a key one after another; a call that waits needs no worker.
 
         Args:
             max_waiting: How many calls of one key may be in its queue.
+            max_crashes: How often the process of a call may die while it runs. Then the call fails
+                with WorkerLostError, and the next one runs. None: without a limit.
         """
         most = _whole("OnConflict.queue(max_waiting)", max_waiting, 1, _MOST_WAITING)
-        return cls(action=ConflictAction.QUEUE, max_waiting=most)
+        if max_crashes is not None:
+            _whole("OnConflict.queue(max_crashes)", max_crashes, 1, _MOST_CRASHES)
+        return cls(action=ConflictAction.QUEUE, max_waiting=most, max_crashes=max_crashes)
 
     @classmethod
     def of(cls, value: Any) -> OnConflict:
@@ -317,7 +327,7 @@ class OnConflict:
             if action is ConflictAction.CANCEL_RUNNING:
                 return cls.cancel_running(value["within"], value["timeout"])
             if action is ConflictAction.QUEUE:
-                return cls.queue(value["max_waiting"])
+                return cls.queue(value["max_waiting"], value["max_crashes"])
         except KeyError as exc:
             raise ValueError(f"on_conflict={value!r}: {exc} is missing") from None
         return cls(action=action)
@@ -328,8 +338,10 @@ class OnConflict:
         if self.action is not ConflictAction.RETRY and self == OnConflict.of(self.action):
             return str(self.action)
         if self.action is ConflictAction.QUEUE:
-            return {"action": str(self.action), "max_waiting": self.max_waiting}
-        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "max_waiting"}
+            names = ACTIONS[self.action].options
+            return {"action": str(self.action), **{name: getattr(self, name) for name in names}}
+        queues = ACTIONS[ConflictAction.QUEUE].options
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in queues}
         named["action"] = str(self.action)
         if self.action is not ConflictAction.CANCEL_RUNNING:
             del named["within"]

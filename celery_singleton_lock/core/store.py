@@ -226,6 +226,7 @@ class QueuedAcquire(Acquire):
 
     Attributes:
         late: Whether the call's messages are acknowledged late.
+        most_begins: How often a body may begin by one message; None: without a limit.
         asked: The nonces with which this delivery has asked before, without a reply. It knows that
             no body began under a grant to them.
     """
@@ -233,6 +234,7 @@ class QueuedAcquire(Acquire):
     queued: ClassVar = True
 
     late: bool = False
+    most_begins: int | None = None
     asked: tuple[str, ...] = ()
 
     def undo(self, claim: ClaimChange | None = None) -> Release:

@@ -346,7 +346,7 @@ def _publish_first(
             # Celery has told kombu not to. Raised here, the error would be the result of the task
             # that has ended.
             key, call = request.key, request.token.task
-            hint = Hint(key=key, task=call, copies=1, has_begun=False, message=b"")
+            hint = Hint(key=key, task=call, copies=1, begins=0, message=b"")
             _publish_later(queue, hint, exc)
             return
         try:

@@ -45,9 +45,14 @@ def has_ended(app: Celery, task_id: str, message: StoredMessage | None) -> bool:
     return done.timestamp() > message.at
 
 
-def fail_lost(app: Celery, task_id: str, message: StoredMessage | None) -> None:
-    """Store FAILURE for a call whose worker died after its message was acknowledged."""
-    error = WorkerLostError("the worker died while the body ran; its message was acknowledged")
+def fail_lost(app: Celery, task_id: str, message: StoredMessage | None, runs: int) -> None:
+    """Store FAILURE for a call that has begun ``runs`` times, and whose process died each time."""
+    if runs > 1:
+        bound = "OnConflict.queue(max_crashes=...)"
+        text = f"its process died each of the {runs} times that it ran ({bound})"
+    else:
+        text = "its worker died while it ran; its message was acknowledged"
+    error = WorkerLostError(text)
     request, stores = _request_of(app, task_id, message)
     backend = _backend_of(app, message)
     backend.mark_as_failure(task_id, error, request=request, store_result=stores)

@@ -62,6 +62,7 @@ class _Call:
         state: One of the letters of ``call_queue.lua``.
         copies: How often the stored message was published.
         repeated: Whether any message of the call was published twice.
+        begins: How often a body has begun by the stored message.
         begun: Whether an attempt of it has begun.
         nonce: That of the last begin of the attempt.
         joined_at: When it joined, in seconds since the epoch.
@@ -75,6 +76,7 @@ class _Call:
     state: str = "w"
     copies: int = 0
     repeated: bool = False
+    begins: int = 0
     begun: bool = False
     nonce: str = ""
 
@@ -83,7 +85,7 @@ class _Call:
             key=key,
             task=self.task,
             copies=self.copies,
-            has_begun=bool(self.nonce),
+            begins=self.begins,
             message=self.message,
         )
 
@@ -165,9 +167,17 @@ class MemoryCallQueue(CallQueue):
             is_newer = call is not None and call.number < number
             if is_newer or (head is not None and head is not call):
                 return Refused(relation=kept, record=self._inspect(key))
-            has_begun = call is not None and call.state in _BEGUN and call.number == number
-            begins_twice = has_begun and not request.late and self._inspect(key) is None
-            if call and begins_twice and call.nonce not in request.asked:
+            was_granted = call is not None and call.nonce in request.asked
+            if (
+                call
+                and call.number == number
+                and not was_granted
+                and self._inspect(key) is None
+                and (
+                    (call.state in _BEGUN and not request.late)
+                    or (request.most_begins is not None and call.begins >= request.most_begins)
+                )
+            ):
                 call.state, queue.due = "x", self._clock.now()
                 return Refused(relation=Relation.LOST)
             reply = acquire()
@@ -186,6 +196,8 @@ class MemoryCallQueue(CallQueue):
                 )
                 call.copies = 1
                 self._queues[key] = queue
+            if call.nonce != token.nonce and not was_granted:
+                call.begins += 1
             call.state, call.begun, call.late = "b", True, request.late
             call.number, call.nonce = number, token.nonce
             self._is_held(key, queue)
@@ -208,6 +220,8 @@ class MemoryCallQueue(CallQueue):
             nonce = call.nonce if call is not None else ""
             is_undone = is_begun and not request.has_begun and nonce == token.nonce
             counts = reply is ReleaseReply.OURS or is_undone
+            if call is not None and is_undone:
+                call.begins -= 1
             if end and end.nonce == token.nonce and request.ended_ttl is not None:
                 reply, found = ReleaseReply.OURS, queue.calls.get(end.hinted)
                 hinted = found if found and found.state == "h" else None
@@ -263,7 +277,8 @@ class MemoryCallQueue(CallQueue):
                 call.message = request.message
                 if call.number == number:
                     return Place.WAITING, 0
-                call.state, call.copies, call.nonce, call.number, depth = "w", 0, "", number, 0
+                call.state, call.copies, call.begins, call.nonce = "w", 0, 0, ""
+                call.number, depth = number, 0
             record = self._inspect(key)
             is_own = (
                 record is not None
@@ -297,7 +312,7 @@ class MemoryCallQueue(CallQueue):
                 key=key,
                 task=call.task,
                 copies=call.copies,
-                has_begun=bool(call.nonce),
+                begins=call.begins,
                 message=call.message if messages else b"",
                 position=position,
                 joined_at=call.joined_at,

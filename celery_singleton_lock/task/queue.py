@@ -59,7 +59,8 @@ class Queue(Feature):
         """
         given = {f.name: getattr(request, f.name) for f in fields(request)}
         given |= {"slots": request.slots[:1], "refused_if_claimed": False}
-        return QueuedAcquire(**given, late=self.run.acks_late)
+        most = self.run.policy.on_conflict.max_crashes
+        return QueuedAcquire(**given, late=self.run.acks_late, most_begins=most)
 
     def answer(self, request: Acquire) -> None:
         """Ask for the key in whose queue the call is, whatever the key template says by now.

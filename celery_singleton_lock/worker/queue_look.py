@@ -184,7 +184,7 @@ class QueueLook:
         task_id = Token.task_id_of(hint.task)
         if not self._within(lambda: has_ended(self._app, task_id, message)):
             if hint.has_begun:
-                self._within(lambda: fail_lost(self._app, task_id, message))
+                self._within(lambda: fail_lost(self._app, task_id, message, hint.begins))
             else:
                 self._within(lambda: revoke(self._app, task_id, message, TAKEN_OUT))
         token, task = Token.parse(f"{hint.task}|0.0|-"), ""

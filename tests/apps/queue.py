@@ -237,6 +237,22 @@ def rejecting(self: Any, name: str, number: int) -> int:
     raise Reject("no")
 
 
+bounded = options["on_conflict"] if os.environ.get("OFF") else OnConflict.queue(max_crashes=3)
+
+
+@singleton_task(
+    **{**options, "on_conflict": bounded, "scope": "poison"},
+    acks_late=True,
+    reject_on_worker_lost=True,
+)
+def poison(self: Any, name: str, number: int, gate: str | None = None) -> int:
+    """The call 0 kills its process each time it runs."""
+    work(self, name, number, gate)
+    if number == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
 limited = options["on_conflict"] if os.environ.get("OFF") else OnConflict.queue(max_waiting=2)
 
 

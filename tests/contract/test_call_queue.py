@@ -532,6 +532,82 @@ def test_a_call_that_another_client_has_begun_is_not_given_back(early: Calls) ->
     assert early.relation(new_token(token.task_id)) is Relation.LOST
 
 
+def crash(calls: Calls, token: Token, **options: Any) -> None:
+    """One more delivery of a call begins, and its process dies."""
+    calls.begin(new_token(token.task_id, retries=token.retries), most_begins=2, **options)
+    calls.lose_lease()
+
+
+def is_lost(calls: Calls, token: Token) -> bool:
+    """Whether one more delivery finds that the call has begun as often as it may."""
+    reply = calls.ask(new_token(token.task_id, retries=token.retries), most_begins=2)
+    return isinstance(reply, Refused) and reply.relation is Relation.LOST
+
+
+def test_a_call_that_has_begun_as_often_as_it_may_is_lost_and_the_next_one_runs(
+    calls: Calls,
+) -> None:
+    first, second = calls.joined(2)
+    crash(calls, first)
+    assert calls.hinted_by_look().begins == 1
+    crash(calls, first)
+    assert calls.hinted_by_look().begins == 2
+    assert is_lost(calls, first)
+    assert calls.relation(second) is Relation.QUEUED, "its result is stored before"
+    lost, hint = calls.found_by_look()
+    assert (lost, hint.task, hint.begins) == (True, first.task, 2)
+    removal, following = calls.remove(first)
+    assert (removal, of(second, following)) == (Removal.REMOVED, True)
+    assert calls.relation(new_token(first.task_id)) is Relation.DONE
+    calls.begin(second)
+
+
+def test_a_call_that_joined_by_running_is_lost_too_if_it_has_begun_as_often_as_it_may(
+    calls: Calls,
+) -> None:
+    first = new_token()
+    crash(calls, first)
+    assert calls.join(first) is Place.WAITING
+    crash(calls, first)
+    assert is_lost(calls, first)
+
+
+def test_a_call_without_a_bound_may_begin_any_number_of_times(calls: Calls) -> None:
+    (token,) = calls.joined(1)
+    for _ in range(30):
+        calls.begin(new_token(token.task_id))
+        calls.lose_lease()
+    assert calls.hinted_by_look().begins == 30
+
+
+def test_only_begins_of_bodies_count(calls: Calls) -> None:
+    (token,) = calls.joined(1)
+    crash(calls, token)
+    undone = new_token(token.task_id)
+    calls.begin(undone)
+    calls.begin(undone)  # repeated, because the reply was lost
+    assert calls.release(undone, goes_on=True, has_begun=False) == (ReleaseReply.OURS, None)
+    unanswered = new_token(token.task_id)
+    calls.begin(unanswered)
+    calls.lose_lease()
+    crash(calls, token, asked=(unanswered.nonce,))
+    assert calls.hinted_by_look().begins == 2
+    assert is_lost(calls, token)
+
+
+def test_a_retry_may_begin_as_often_as_the_attempt_before_it(calls: Calls) -> None:
+    (token,) = calls.joined(1)
+    crash(calls, token)
+    calls.begin(token)
+    retry = token.next_attempt()
+    calls.join(retry)
+    calls.release(token, goes_on=True)
+    crash(calls, retry)
+    assert not is_lost(calls, retry), "it runs"
+    calls.lose_lease()
+    assert is_lost(calls, retry)
+
+
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_of_clients_that_look_at_the_same_time_one_finds_the_call(
     store: Store, is_lost: bool
@@ -955,7 +1031,7 @@ def test_an_end_is_known_for_a_week_if_the_broker_may_have_a_message_that_it_ref
     on_server: Calls, client: redis.Redis, perhaps: bool
 ) -> None:
     (token,) = on_server.joined(1)
-    refused = Hint(key=on_server.key, task=token.task, copies=1, has_begun=False, message=b"m")
+    refused = Hint(key=on_server.key, task=token.task, copies=1, begins=0, message=b"m")
     options: Any = {"unpublished": refused, "perhaps": perhaps}
     on_server.queue.defer(on_server.key, seconds=LONG, timeout=TIMEOUT, **options)
     assert of(token, on_server.hinted_by_look())

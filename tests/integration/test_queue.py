@@ -840,6 +840,36 @@ def test_a_body_that_meets_its_hard_time_limit_lets_the_next_call_run(
     assert numbers(stage, name) == [0, 1]
 
 
+def test_a_call_that_kills_its_process_each_time_fails_and_lets_the_next_call_run(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """No bound of the broker ends it: each look publishes it anew."""
+    first, second = [stage.app.poison.delay(name, number) for number in (0, 1)]
+    with pytest.raises(WorkerLostError, match="died each of the 3 times that it ran"):
+        first.get(timeout=60)
+    assert second.get(timeout=30) == 1
+    assert numbers(stage, name) == [0, 0, 0, 1]
+    assert worker.wait_for_event(EventName.REMOVED, reason="lost", task_id=first.id)
+
+
+@pytest.mark.slow
+def test_a_call_that_kills_its_worker_each_time_fails_and_lets_the_next_call_run(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    task = stage.app.poison
+    first = task.apply_async((name, 0, name), queue=name)
+    second = task.apply_async((name, 1), queue=name)
+    for run in (1, 2, 3):
+        killed = consume(name)
+        wait_until(lambda run=run: numbers(stage, name) == [0] * run, f"run {run}", 90)
+        power_cut(killed, stage.journal)
+    consume(name)
+    with pytest.raises(WorkerLostError, match="died each of the 3 times that it ran"):
+        first.get(timeout=60)
+    assert second.get(timeout=30) == 1
+    assert numbers(stage, name) == [0, 0, 0, 1]
+
+
 def test_a_message_that_the_worker_does_not_accept_lets_the_next_call_run(
     stage: Stage, worker: CeleryWorker, task: Any, name: str
 ) -> None:

@@ -116,6 +116,7 @@ CHECKS = (
     Check("every job is done", _DELIVERY, ("FAULTS=1", "SKIPS", "LIVENESS"), search=Search.FAIR),
     Check("queue, early: 1 fault", _QUEUE, ("FAULTS=1",)),
     Check("queue, late: 1 fault", _QUEUE, ("FAULTS=1", "LATE")),
+    Check("queue, late: an attempt begins once, 1 fault", _QUEUE, ("FAULTS=1", "LATE", "BOUNDED")),
     Check("queue, early: joins at a worker, 1 fault", _QUEUE, ("FAULTS=1", "DIRECT")),
     Check("queue, late: joins at a worker, 1 fault", _QUEUE, ("FAULTS=1", "DIRECT", "LATE")),
     Check("queue, early: a call is taken out", _QUEUE, ("FAULTS=0", "OPERATOR")),
@@ -129,6 +130,7 @@ CHECKS = (
         for claim, definitions in (
             ("early: every call ends, 1 fault", ("FAULTS=1", "LIVENESS")),
             ("late: every call ends, 1 fault", ("FAULTS=1", "LIVENESS", "LATE")),
+            ("late: begins once, and ends", ("FAULTS=1", "LIVENESS", "LATE", "BOUNDED")),
             ("late: ends beside an older worker", ("FAULTS=0", "LIVENESS", "LATE", "OLDER")),
             ("early: ends when one is taken out", ("FAULTS=0", "LIVENESS", "OPERATOR")),
             ("early: its head is hinted", ("FAULTS=1", "HINTS")),
@@ -227,6 +229,11 @@ CHECKS = (
             ("a late head is passed over", _AFTER, ("PASSED_OVER", "FAULTS=1")),
             ("attempt 0 is published again", _NEWEST, ("ATTEMPT_0", "FAULTS=1", "LATE")),
             ("begun is not looked at", _BEGUN_ONCE, ("BEGUN_UNCHECKED", "FAULTS=1")),
+            (
+                "begins are not counted",
+                _BEGUN_ONCE,
+                ("BEGUN_UNCHECKED", "FAULTS=1", "LATE", "BOUNDED"),
+            ),
             ("the note is struck too early", _OWED, ("NOTE_STRUCK_EARLY", "FAULTS=1")),
             ("absent is taken for ended", _DISCARDED, ("ABSENT_IS_ENDED", "FAULTS=0", "DIRECT")),
             ("no head check", _AFTER, ("NO_HEAD_CHECK", "FAULTS=1", "DIRECT", "LATE")),

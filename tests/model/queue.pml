@@ -25,7 +25,8 @@
  * a lost call, if the worker dies between its result and its end: only a first result is in the model.
  * Left to tests of the code: how many copies a hint may have (11),
  * that an error of the queue never fails a release (12), a worker whose key differs from the publisher's
- * (14), a full store, max_waiting, min_hold, revoke and expires.
+ * (14), a full store, max_waiting, min_hold, revoke and expires. A call that has begun as often as it may
+ * (max_crashes) is ended as one that was acknowledged early; BOUNDED allows one begin of each attempt.
  *
  * State model. Scripts are atomic. There is no time: a deadline may pass at any moment, so a look may
  * come at any moment. A lease ends when it is released or its holder is dead (lease.pml shows the rest); a loss
@@ -85,6 +86,13 @@
 #define IS_LATE true
 #else
 #define IS_LATE false
+#endif
+
+/* Whether an attempt begins at most once. */
+#ifdef BOUNDED
+#define IS_BOUNDED true
+#else
+#define IS_BOUNDED (!IS_LATE)
 #endif
 
 typedef Worker {
@@ -323,6 +331,11 @@ end:
       :: !marker[MYC] && state[MYC] == BEGUN && !IS_LATE && key == FREE && w[me].a == stored[MYC] && stored[MYC] < begun[MYC] ->
           state[MYC] = LEAVING;
           w[me].at = CLOSING
+#ifdef BOUNDED
+      :: !marker[MYC] && IS_LATE && IN(MYC) && HEAD(MYC) && state[MYC] != LEAVING && key == FREE && w[me].a == stored[MYC] && stored[MYC] < begun[MYC] ->
+          state[MYC] = LEAVING;
+          w[me].at = CLOSING
+#endif
 #endif
       :: else ->
           if
@@ -343,11 +356,11 @@ end:
           :: else ->
               if :: !IN(MYC) -> join(MYC, w[me].a, v); v = 0 :: else fi;
               assert(!ended[MYC] || lost || raised[MYC]); /* 4 */
-              assert(IS_LATE || lost || !once[MYC * 2 + w[me].a]); /* 4 */
+              assert(!IS_BOUNDED || lost || !once[MYC * 2 + w[me].a]); /* 4 */
               assert(!called_after[MYC] || ended[O(MYC)] || lost); /* 2 */
               assert(w[me].a + 1 >= begun[MYC] || lost); /* 8 */
               assert(!raised[MYC] || lost); /* 9 */
-              once[MYC * 2 + w[me].a] = !IS_LATE;
+              once[MYC * 2 + w[me].a] = IS_BOUNDED;
               begun[MYC] = w[me].a + 1;
               state[MYC] = BEGUN;
               key = me + 1;

@@ -470,3 +470,8 @@ def test_a_queue_takes_ten_thousand_calls_by_default_and_a_number_is_kept_in_a_m
     assert OnConflict.of(json.loads(json.dumps(few.to_header()))) == few
     with pytest.raises(ValueError, match="max_waiting"):
         OnConflict.queue(max_waiting=0)
+    assert policy(on_conflict="queue").on_conflict.max_crashes == 20
+    endless = OnConflict.queue(max_crashes=None)
+    assert OnConflict.of(endless.to_header()) == endless
+    with pytest.raises(ValueError, match="max_crashes"):
+        OnConflict.queue(max_crashes=0)

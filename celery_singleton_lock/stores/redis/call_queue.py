@@ -19,9 +19,6 @@ from ...core.call_queue import (
 from ...core.key import Keyspace
 from . import scripts
 
-# A number that no queue reaches.
-_ANY_NUMBER = "1e15"
-
 
 class RedisCallQueue(CallQueue):
     """See `CallQueue`.
@@ -40,7 +37,7 @@ class RedisCallQueue(CallQueue):
 
     def join(self, request: Join, *, timeout: float) -> tuple[Place, int]:
         key, token = request.key, request.token
-        most = _ANY_NUMBER if request.max_waiting is None else f"{request.max_waiting}"
+        most = scripts.ANY_NUMBER if request.max_waiting is None else f"{request.max_waiting}"
         ordinal = [f"{token.nesting}", f"{token.retries}", f"{request.sequence}"]
         arguments = [token.task, *ordinal, "1" if request.late else "0", request.message, most]
         keys = [key, *Keyspace.call_queue(key), Keyspace.last_number(key)]
@@ -80,13 +77,13 @@ class RedisCallQueue(CallQueue):
                 key=key,
                 task=task.decode(),
                 copies=int(copies),
-                has_begun=begun == b"1",
+                begins=int(begins),
                 message=message,
                 position=position,
                 joined_at=_time_of(number),
                 state=CallState(letter.decode()),
             )
-            for position, (task, copies, begun, message, number, letter) in enumerate(
+            for position, (task, copies, begins, message, number, letter) in enumerate(
                 self._read(command, timeout), first
             )
         ]
@@ -145,12 +142,12 @@ def _time_of(number: bytes) -> float:
 
 def hint_of(key: str, reply: Sequence[Any]) -> Hint:
     """The call in a reply of a script."""
-    task, copies, begun, message, *cools = reply
+    task, copies, begins, message, *cools = reply
     return Hint(
         key=key,
         task=task.decode(),
         copies=int(copies),
-        has_begun=begun == b"1",
+        begins=int(begins),
         message=message,
         countdown=cools[0] / 1000 if cools else 0.0,
     )

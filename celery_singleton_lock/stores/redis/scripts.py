@@ -103,6 +103,8 @@ SHARDS: Final = Script("shards")
 # Keys per EVALSHA. One EVALSHA blocks the server for some 2.3 us per key: 64 keys take about
 # 0.15 ms, and up to 0.6 ms with claims (median on a busy machine). All chunks are in one pipeline.
 _CHUNK: Final = 64
+#: A number that no queue reaches.
+ANY_NUMBER: Final = "1e15"
 _CLAIM_KEY: Final = attrgetter("claim_key")
 _RENEWALS: Final = {0: LossReason.GONE, -1: LossReason.REPLACED, 2: LossReason.DYING}
 
@@ -141,7 +143,8 @@ def _queued_acquire(words: Sequence[Any], request: Acquire) -> Command:
     key = request.slots[0]
     keys = [*Keyspace.call_queue(key), Keyspace.last_number(key)]
     keys.append(Keyspace.ended(key, request.token.task))
-    arguments = ["1" if request.late else "0", f" {' '.join(request.asked)} "]
+    most = ANY_NUMBER if request.most_begins is None else f"{request.most_begins}"
+    arguments = ["1" if request.late else "0", most, f" {' '.join(request.asked)} "]
     return _with_queue(words, QUEUE_ACQUIRE, keys, arguments)
 
 

@@ -2,9 +2,10 @@
 -- The queue is a sorted set (member: the task; score: the number of the call), beside a hash with two
 -- fields for each call: '=<task>' is its state, '+<task>' its message. The due set of the shard has
 -- each key whose queue is not empty, by the server time in ms of its next look.
--- A state: '<letter> <nesting>.<retries>.<sequence> <copies> <begun><repeated><late> <nonce>'. Letters:
+-- A state: '<letter> <nesting>.<retries>.<sequence> <copies> <begins> <begun><repeated><late> <nonce>'. Letters:
 -- w waits; h hinted, its message is in the broker; b begun; o overdue: begun, acknowledged early, and its lease
--- has ended; x leaves, it never begins again. The attempt and sequence are those of the stored message, and copies counts how often it was published;
+-- has ended; x leaves, it never begins again. The attempt and sequence are those of the stored message; copies counts how
+-- often it was published, begins how often a body has begun by it. begun: a body has begun by any message of the call;
 -- repeated: any message of the call was published twice. The nonce is that of the last begin of that attempt.
 -- key: the lock. In ended, the marker of a call, is '<nonce of its end> <first attempt that may still come,
 -- or -> <task hinted then>'.
@@ -13,16 +14,16 @@ local function call_queue(key, queue, calls, due)
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   local self = {}
   function self.read(task)
-    local letter, nesting, retries, sequence, copies, begun, repeated, late, nonce = string.match(
-      redis.call('HGET', calls, '=' .. task) or '', '^(%a) (%d+)%.(%d+)%.(%d+) (%d+) ([01])([01])([01]) (%S*)$')
+    local letter, nesting, retries, sequence, copies, begins, begun, repeated, late, nonce = string.match(
+      redis.call('HGET', calls, '=' .. task) or '', '^(%a) (%d+)%.(%d+)%.(%d+) (%d+) (%d+) ([01])([01])([01]) (%S*)$')
     if not letter then return nil end
     return {task = task, letter = letter, nesting = tonumber(nesting), retries = tonumber(retries),
-      sequence = tonumber(sequence), copies = tonumber(copies), begun = begun, repeated = repeated, late = late,
+      sequence = tonumber(sequence), copies = tonumber(copies), begins = tonumber(begins), begun = begun, repeated = repeated, late = late,
       nonce = nonce}
   end
   function self.write(call)
-    local text = string.format('%s %d.%d.%d %d %s%s%s %s', call.letter, call.nesting, call.retries, call.sequence,
-      call.copies, call.begun, call.repeated, call.late, call.nonce)
+    local text = string.format('%s %d.%d.%d %d %d %s%s%s %s', call.letter, call.nesting, call.retries, call.sequence,
+      call.copies, call.begins, call.begun, call.repeated, call.late, call.nonce)
     redis.call('HSET', calls, '=' .. call.task, text)
   end
   -- Above 0 if the stored message is newer than the given one, below 0 if it is older.
@@ -94,9 +95,9 @@ local function call_queue(key, queue, calls, due)
     self.look_in(60000 * 4 ^ math.min(call.copies - 1, 6) + (delay or 0))
     return call
   end
-  -- The reply for a hint: task, copies, whether the attempt of the message has begun, message.
+  -- The reply for a hint: task, copies, begins, message.
   function self.reply(call)
-    return {call.task, call.copies, call.nonce == '' and '0' or '1', self.message(call.task)}
+    return {call.task, call.copies, call.begins, self.message(call.task)}
   end
   return self
 end

@@ -1,15 +1,16 @@
 -- Appended to acquire.lua as a function: the acquire of a call that has a place in the queue of its key.
 -- KEYS: of acquire.lua; queue, its calls, due set, last number, the call's ended marker
--- ARGV: of acquire.lua; '1' if the message is acknowledged late, the nonces with which this delivery has asked
---       before, each with a blank before and after it
+-- ARGV: of acquire.lua; '1' if the message is acknowledged late, how often a body may begin by one message, the
+--       nonces with which this delivery has asked before, each with a blank before and after it
 -- Replies: of acquire.lua, and
 --   {'queued' ...}: the store has the call, so this copy of its message can be dropped
 --   {'unqueued' ...}: the call must join, with its message, before this copy is dropped
---   {'lost'}: the call had begun, acknowledged early, and its lease ended: it does not begin again
+--   {'lost'}: the call had begun, acknowledged early or as often as it may, and its lease ended: it does not begin
+--   again
 --   The values after the word are those of a refusal: slot, value, ttl left in ms.
 local ended, counter, due, calls, queue =
   table.remove(KEYS), table.remove(KEYS), table.remove(KEYS), table.remove(KEYS), table.remove(KEYS)
-local asked, late, key = table.remove(ARGV), table.remove(ARGV), KEYS[3]
+local asked, most, late, key = table.remove(ARGV), tonumber(table.remove(ARGV)), table.remove(ARGV), KEYS[3]
 -- A full server refuses a script whose first write needs memory; behind a removal it lets them pass.
 redis.call('ZREM', queue, '')
 local task, nesting, retries, nonce = string.match(ARGV[1], '^([^|]+)|(%d+)%.(%d+)|(.*)$')
@@ -27,8 +28,10 @@ if (head and head ~= task) or (call and age < 0) then
   return value and {kept, key, value, redis.call('PTTL', key)} or {kept}
 end
 -- A delivery whose request got no reply may have been granted the lease; it knows that no body began.
-if call and (call.letter == 'b' or call.letter == 'o') and age == 0 and late == '0' and redis.call('EXISTS', key) == 0
-  and not string.find(asked, ' ' .. call.nonce .. ' ', 1, true) then
+local was_granted = call and call.nonce ~= '' and string.find(asked, ' ' .. call.nonce .. ' ', 1, true)
+local is_begun = call and (call.letter == 'b' or call.letter == 'o')
+if call and age == 0 and not was_granted and redis.call('EXISTS', key) == 0
+  and ((is_begun and late == '0') or call.begins >= most) then
   call.letter = 'x'
   q.write(call)
   q.look_in(0)
@@ -47,9 +50,10 @@ if type(reply) ~= 'string' then
   return reply
 end
 if not call then
-  call = {task = task, copies = 1, repeated = '0'}
+  call = {task = task, copies = 1, begins = 0, repeated = '0', nonce = ''}
   q.add(call, counter)
 end
+if call.nonce ~= nonce and not was_granted then call.begins = call.begins + 1 end
 call.letter, call.begun, call.late, call.nonce = 'b', '1', late, nonce
 call.nesting, call.retries, call.sequence = nesting, retries, sequence
 q.write(call)

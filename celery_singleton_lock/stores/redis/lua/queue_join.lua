@@ -16,7 +16,7 @@ if not call then
   depth = redis.call('ZCARD', queue)
   if depth >= tonumber(ARGV[7]) then return {'full', depth} end
   call = {task = task, letter = 'w', nesting = nesting, retries = retries, sequence = sequence, copies = 0,
-    begun = '0', repeated = '0', late = ARGV[5], nonce = ''}
+    begins = 0, begun = '0', repeated = '0', late = ARGV[5], nonce = ''}
   redis.call('HSET', calls, '+' .. task, ARGV[6])
   q.write(call)
   q.add(call, counter)
@@ -31,7 +31,7 @@ else
   if age > 0 or (age == 0 and q.message(task)) then return {call.letter == 'h' and 'hinted' or 'waiting'} end
   redis.call('HSET', calls, '+' .. task, ARGV[6])
   if age < 0 then -- the body that published it ends, or its lease is lost
-    call.letter, call.copies, call.nonce = 'w', 0, ''
+    call.letter, call.copies, call.begins, call.nonce = 'w', 0, 0, ''
     call.nesting, call.retries, call.sequence = nesting, retries, sequence
   end
   q.write(call)

@@ -1,6 +1,6 @@
 -- Look at the queue of a key whose time has come: hint its head again, or say that it is lost.
 -- KEYS: lock, queue, its calls, due set
--- Replies: {}; {'hinted', task, copies, begun, message}; {'lost', task, copies, begun, message}: its
+-- Replies: {}; {'hinted', task, copies, begins, message}; {'lost', task, copies, begins, message}: its
 --          result is to be stored, then the call is removed
 local key, queue, calls, due = unpack(KEYS)
 redis.call('ZREM', queue, '') -- see queue_acquire.lua

@@ -3,7 +3,7 @@
 -- ARGV: of release.lua; the ttl in ms of the ended marker ('' the call goes on: it retries, or its message
 --       comes back), the ms until its next message is due, '1' if a body has begun under the lease, the
 --       first attempt that may still come to this key ('-' none: the call has ended)
--- Reply: {reply of release.lua}, or behind it task, copies, begun, message, and the ms for which the key still
+-- Reply: {reply of release.lua}, or behind it task, copies, begins, message, and the ms for which the key still
 --        cools down, of the call to publish next
 local ended, due, calls, queue = table.remove(KEYS), table.remove(KEYS), table.remove(KEYS), table.remove(KEYS)
 local first, begun, wait, ttl = table.remove(ARGV), table.remove(ARGV), table.remove(ARGV), table.remove(ARGV)
@@ -36,6 +36,7 @@ if ttl == '' and reply ~= 'released' and call.letter == 'h' and call.nonce == ''
   return to_publish(call)
 end
 if reply ~= 'released' and not is_undone then return {reply} end
+if is_undone then call.begins = call.begins - 1 end
 -- A retry with another key, whose own retry has come back and joined this queue.
 if q.age(call, tonumber(nesting), tonumber(retries), call.sequence) > 0 then ttl = '' end
 if ttl == '' then

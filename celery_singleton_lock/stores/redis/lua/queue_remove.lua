@@ -3,8 +3,8 @@
 -- ARGV: task, step, nesting, retries, sequence ('' any), nonce, ttl in ms of the ended marker, the first attempt that may still
 --       come ('-' none). Steps: 'leave' marks a call that is not running, so that it never begins; 'end' takes
 --       out a call that leaves, or that has ended with its attempt; 'withdraw' takes out one that has not begun
--- Replies: {'absent'}; {'running'} (it runs, has begun, or has a newer attempt); {'leaves', task, copies, begun, message};
---          {'removed'} or {'removed', task, copies, begun, message} of the call to publish next
+-- Replies: {'absent'}; {'running'} (it runs, has begun, or has a newer attempt); {'leaves', task, copies, begins, message};
+--          {'removed'} or {'removed', task, copies, begins, message} of the call to publish next
 local key, queue, calls, due, ended = unpack(KEYS)
 local task, step = ARGV[1], ARGV[2]
 redis.call('ZREM', queue, '') -- see queue_acquire.lua
