@@ -23,7 +23,13 @@ DECORATOR_OPTIONS = frozenset(
     }
 )
 # Options of one rule for conflicts, whose names say so: an attribute would have no effect.
-_OF_ONE_RULE = {"delay": "retry", "max_delay": "retry", "max_wait": "retry", "max_waiting": "queue"}
+_OF_ONE_RULE = {
+    "delay": "retry",
+    "max_delay": "retry",
+    "max_wait": "retry",
+    "max_waiting": "queue",
+    "max_crashes": "queue",
+}
 # Options of other locks: the package, its drop-in base in `migration`, and the same option here. As
 # attributes they would be ignored silently, and with them the key.
 _OF_OTHER_LOCKS = {

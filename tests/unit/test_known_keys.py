@@ -107,7 +107,7 @@ REMEDY = r"Write sync\.hold\(\.\.\.\) with the arguments"
         ("account:7", "scoped", "its scope is 'accounts'"),
         ("other:7", "accounts", "no call of scoped"),
         ("csl:{celery:0}:shop.sync:account:7", "shop.sync", "the whole name of a key"),
-        ("csl:{celery:0}:shop.sync:account:7", "another's", "the whole name of a key"),
+        ("csl:{celery:0}:shop.sync:account:7", "unknown", "the whole name of a key"),
         ("prod:csl:{celery:0}:shop.sync:account:7", "shop.sync", "the whole name of a key"),
     ],
 )
