@@ -551,7 +551,7 @@ def test_a_late_job_that_its_pool_process_takes_with_it_is_a_note(server: Privat
     [
         ({"on_duplicate": "replace"}, 1),
         ({"on_duplicate": "replace", "key": PER_TASK}, 0),
-        ({"debounce": 5}, 0),
+        ({"debounce": 5, "key": PER_TASK}, 0),
         ({}, 0),
     ],
     ids=["all arguments", "a key", "debounce", "another duplicate"],

@@ -843,7 +843,7 @@ def test_a_body_that_meets_its_hard_time_limit_lets_the_next_call_run(
 def test_a_call_that_kills_its_process_each_time_fails_and_lets_the_next_call_run(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
-    """No bound of the broker ends it: each look publishes it anew."""
+    """No bound of the broker ends it: each look publishes it again."""
     first, second = [stage.app.poison.delay(name, number) for number in (0, 1)]
     with pytest.raises(WorkerLostError, match="died each of the 3 times that it ran"):
         first.get(timeout=60)
