@@ -37,6 +37,7 @@ Failure handling
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -50,7 +51,7 @@ from .events import Event, EventName, Events
 from .heartbeat import MAX_TIMEOUT, Heartbeat, LossHandler, timeout_for
 from .lease import Holder, Kind, Lease, Phase, Record, SharedDeadline, Token, trust_of
 from .lease_end import LeaseEnds
-from .process import is_proven_dead, this_process
+from .process import is_proven_dead
 from .store import (
     Acquire,
     Granted,
@@ -212,7 +213,7 @@ class Locker:
         Returns:
             None if the store refused, or didn't answer: the release is repeated.
         """
-        if lease.process is not this_process():
+        if lease.process != os.getpid():
             return None  # a forked child leaves the block; its parent holds the lease
         # Renewal ends first: if the release never reaches the store, the ttl frees the key.
         self.heartbeat.discard(lease)
@@ -255,7 +256,7 @@ class Locker:
                 self._releases_async
                 and now - lease.acquired_at <= _FRESH
                 and now < lease.valid_until
-                and lease.process is this_process()
+                and lease.process == os.getpid()
                 and not (watched and self._events.reaches_sinks(_RELEASED))
                 and heartbeat.let_go(lease)
             ):

@@ -1,4 +1,4 @@
-"""Which process this is: in its own memory, on its host, and the proof that one no longer exists.
+"""The identity of a process on its host, and the proof that a process no longer exists.
 
 Overview
     An identity is the host and the start time of a process. The host part is a digest of the
@@ -44,40 +44,6 @@ _FIRST_FIELD, _STATE, _THREADS, _START_TIME = 3, 3, 20, 22
 _HOST, _START = 9, 5
 # Zombie, or about to disappear.
 _ENDED: Final = (b"Z", b"X", b"x")
-
-
-class Process:
-    """A process, in its own memory and in the copies of it that its forks have.
-
-    Compare it by identity. The id of a process is given again after its end: a fork may have the
-    id of an ancestor, and would take what that has left in memory for its own.
-    """
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-
-    def forked(self) -> bool:
-        """Whether this is the copy of a fork. Programs that embed Python may fork without hooks."""
-        return self._pid != os.getpid()
-
-
-_this = Process()
-
-
-def this_process() -> Process:
-    """The calling process, and not its forks."""
-    global _this
-    if _this.forked():
-        _this = Process()
-    return _this
-
-
-def _begin() -> None:
-    global _this
-    _this = Process()
-
-
-os.register_at_fork(after_in_child=_begin)
 
 
 def identity_of_this_process() -> str:
