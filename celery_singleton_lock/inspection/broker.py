@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from celery import Celery
 
-from ..celery_compat import limit_broker_timeouts
+from ..celery_compat import driver_of, limit_broker_timeouts
 
 # Seconds to wait for one reply of the broker.
 _TIMEOUT: Final = 2.0
@@ -55,7 +55,7 @@ def search_broker(app: Celery, task_id: str) -> InBroker:
     connection: Any = app.connection_for_read(transport_options={"max_retries": 1})
     limit_broker_timeouts(connection, _TIMEOUT)
     with connection:
-        if connection.transport.driver_type != "redis":
+        if driver_of(app) != "redis":
             return InBroker()
         import redis
 

@@ -25,7 +25,10 @@ def ran(stage: Stage, name: str) -> list[str]:
 
 
 def wait_until_skipped(results: list[Any], count: int) -> None:
-    wait_until(lambda: sum(r.ready() and is_skipped(r) for r in results) >= count, f"{count} calls are skipped")
+    wait_until(
+        lambda: sum(r.ready() and is_skipped(r) for r in results) >= count,
+        f"{count} calls are skipped",
+    )
 
 
 # Chains.

@@ -63,7 +63,7 @@ DECORATORS = pytest.mark.parametrize("declare", [by_our_decorator, by_celery_s_d
         ("max_concurrency", ": write limit=..., and key=PER_TASK"),
         # Of a lock, certainly, but of none that is known.
         ("lock_colour", ". The options of the lock are debounce, "),
-        ("singleton_lock_enabled", "(did you mean 'enabled'?)"),
+        ("singleton_lock_enabled", " (did you mean 'enabled'?)"),
         ("singleton_lock_url", ". The options of the lock are debounce, "),
     ],
 )
