@@ -24,7 +24,7 @@ from .core.heartbeat import Heartbeat
 from .core.key import Keyspace
 from .core.locker import LeaseNotes, Locker
 from .core.outages import Outages
-from .core.process import identity_of_this_process
+from .core.process import Process, identity_of_this_process, processes, this_process
 from .core.store import Store
 from .errors import SettingsError, StoreError
 from .instrumentation import SINKS, has_observers, is_observed, send_worker_event
@@ -258,7 +258,7 @@ class Runtime:
                 # The heartbeat's thread ends with the app, but not when the interpreter exits,
                 # because a body may still run. The connections end with the heartbeat.
                 end_heartbeat = weakref.finalize(self, heartbeat.close)
-                end_store = weakref.finalize(heartbeat, _close_later, store, os.getpid())
+                end_store = weakref.finalize(heartbeat, _close_later, store, this_process())
                 end_heartbeat.atexit = end_store.atexit = False
                 if self._given_store is not None:
                     end_store.detach()
@@ -344,43 +344,43 @@ class Runtime:
     def of(cls, app: Celery, *, eager: bool = False) -> Runtime:
         """The runtime of ``app`` in this process; ``eager``: the runtime without a server.
 
-        A forked child has another process id and so another runtime. It must not use the parent's
+        A forked child is another process and has another runtime. It must not use the parent's
         connections, and it has none of the parent's threads. A lock that another thread held at the
         fork would never be released (a child hung on such a lock 40 of 40 times).
         """
         try:
-            found: Runtime = app.__dict__[_ATTRIBUTE][os.getpid(), eager]
+            found: Runtime = app.__dict__[_ATTRIBUTE][processes[os.getpid()], eager]
         except KeyError:
             store = open_store("memory://") if eager else None
             # setdefault() is atomic: two concurrent first callers get the same runtime.
-            found = _runtimes(app).setdefault((os.getpid(), eager), Runtime(app, store=store))
+            found = _runtimes(app).setdefault((this_process(), eager), Runtime(app, store=store))
         return found
 
     @classmethod
     def install(cls, app: Celery, runtime: Runtime | None, *, eager: bool = False) -> None:
         """Use ``runtime`` for ``app`` in this process, or remove it (None). For tests."""
-        runtimes, key = _runtimes(app), (os.getpid(), eager)
+        runtimes, key = _runtimes(app), (this_process(), eager)
         if runtime is None:
             runtimes.pop(key, None)
         else:
             runtimes[key] = runtime
 
 
-def _runtimes(app: Celery) -> dict[tuple[int, bool], Runtime]:
+def _runtimes(app: Celery) -> dict[tuple[Process, bool], Runtime]:
     """The runtimes of ``app`` in all processes; those of this process end with ``app.close()``."""
     if _ATTRIBUTE not in app.__dict__:  # two threads at once: closed twice, which does nothing
         call_at_close(app, _close_runtimes)
-    runtimes: dict[tuple[int, bool], Runtime] = app.__dict__.setdefault(_ATTRIBUTE, {})
+    runtimes: dict[tuple[Process, bool], Runtime] = app.__dict__.setdefault(_ATTRIBUTE, {})
     return runtimes
 
 
 def _close_runtimes(app: Celery) -> None:
     for (process, _), runtime in list(_runtimes(app).items()):
-        if process == os.getpid():
+        if process is this_process():
             runtime.close()
 
 
-def _close_later(store: Store, process: int) -> None:
+def _close_later(store: Store, process: Process) -> None:
     """Close ``store``, which a collected runtime of ``process`` has used, on a thread of its own.
 
     The garbage collector calls this on any thread, even on one that is inside the store's client or
@@ -388,7 +388,7 @@ def _close_later(store: Store, process: int) -> None:
     """
     # A forked child has a copy of its parent's store. Where threads are patched, the sockets belong
     # to another thread's hub; they are closed when they are collected.
-    if process == os.getpid() and not native_threads.is_patched():
+    if process is this_process() and not native_threads.is_patched():
         with suppress(RuntimeError):  # the interpreter exits, or the process has too many threads
             native_threads.original("start_new_thread")(_close, (store,))
 

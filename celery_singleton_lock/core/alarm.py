@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from . import native_threads
 from .clock import Timer
+from .process import this_process
 
 # Seconds of one sleep at most: a lock can't wait for any number of seconds.
 _LONGEST: Final = 3600.0
@@ -99,7 +100,7 @@ class EpollAlarm(Alarm):
         super().__init__()
         # gevent and eventlet remove epoll from its module.
         self._epoll: Any = native_threads.original("epoll", "select")()
-        self._process = os.getpid()
+        self._process = this_process()
         self._bell: int = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # The timer is opened by the first sleep: many processes have a heartbeat that never sleeps.
         self._timer: Timer | None = None
@@ -119,14 +120,14 @@ class EpollAlarm(Alarm):
             os.eventfd_write(self._bell, 1)
 
     def opened(self, sock: Any) -> None:
-        if self._process != os.getpid():
+        if self._process is not this_process():
             return  # a forked child uses its parent's store; it shares epoll with its parent
         with suppress(OSError, ValueError):  # closed meanwhile, or the kernel watches too many
             self._reported.discard(sock.fileno())
             self._epoll.register(sock.fileno(), select.EPOLLRDHUP | select.EPOLLET)
 
     def closing(self, sock: Any) -> None:
-        if self._process != os.getpid():
+        if self._process is not this_process():
             return
         try:
             descriptor = sock.fileno()

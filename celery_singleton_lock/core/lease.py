@@ -13,7 +13,6 @@ creates some, and creating a frozen dataclass costs three times as much.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -22,6 +21,7 @@ from urllib.parse import quote, unquote
 
 from ..errors import FenceUnavailable, LeaseLost
 from .clock import Clock
+from .process import Process, this_process
 
 # An allowance for clocks that run at different speeds, and for rounding to milliseconds in Redis:
 # 1 % plus 2 ms, as in the Redlock specification (redis.io, "Distributed Locks with Redis").
@@ -347,7 +347,8 @@ class Lease:
     fence_number: int | None = None
     hold_until: float = _FOREVER  # renewal stops then; inf: there is no limit
     claim_key: str = ""  # the key of the claim that is renewed with the lease; empty: none
-    process: int = field(default_factory=os.getpid, repr=False)  # the holder; not a fork of it
+    # The holder; not a fork of it. None: another process of this worker.
+    process: Process | None = field(default_factory=this_process, repr=False)
     loss: Loss | None = None
     released_at: float | None = None  # time at which the release was first sent
     reported: bool = False  # whether an event has reported the end of the lease
@@ -426,7 +427,7 @@ class Lease:
         Asks no store, see :attr:`lost`.
         A forked child of the holder has a copy of this object, which a release does not change.
         """
-        return self.process == os.getpid() and not self.lost
+        return self.process is this_process() and not self.lost
 
     def remaining(self) -> float:
         """Seconds this process may still trust the lease, 0.0 once it is lost. No I/O."""

@@ -51,7 +51,7 @@ from .events import Event, EventName, Events
 from .heartbeat import MAX_TIMEOUT, Heartbeat, LossHandler, timeout_for
 from .lease import Holder, Kind, Lease, Phase, Record, SharedDeadline, Token, trust_of
 from .lease_end import LeaseEnds
-from .process import is_proven_dead
+from .process import is_proven_dead, processes
 from .store import (
     Acquire,
     Granted,
@@ -194,6 +194,7 @@ class Locker:
             fence_number=grant.fence,
             hold_until=_FOREVER if max_hold is None else sent + max_hold,
             claim_key=request.claim.key if request.claim and request.claim.phase else "",
+            process=processes[os.getpid()],
         )
         if isinstance(grant, GrantedArguments):
             lease.arguments = grant.arguments
@@ -213,7 +214,7 @@ class Locker:
         Returns:
             None if the store refused, or didn't answer: the release is repeated.
         """
-        if lease.process != os.getpid():
+        if lease.process is not processes[os.getpid()]:
             return None  # a forked child leaves the block; its parent holds the lease
         # Renewal ends first: if the release never reaches the store, the ttl frees the key.
         self.heartbeat.discard(lease)
@@ -256,7 +257,7 @@ class Locker:
                 self._releases_async
                 and now - lease.acquired_at <= _FRESH
                 and now < lease.valid_until
-                and lease.process == os.getpid()
+                and lease.process is processes[os.getpid()]
                 and not (watched and self._events.reaches_sinks(_RELEASED))
                 and heartbeat.let_go(lease)
             ):

@@ -1,4 +1,4 @@
-"""The identity of a process on its host, and the proof that a process no longer exists.
+"""Which process this is: in its own memory, on its host, and the proof that one no longer exists.
 
 Overview
     An identity is the host and the start time of a process. The host part is a digest of the
@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import os
 from base64 import urlsafe_b64encode
+from collections import defaultdict
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Final
@@ -44,6 +45,26 @@ _FIRST_FIELD, _STATE, _THREADS, _START_TIME = 3, 3, 20, 22
 _HOST, _START = 9, 5
 # Zombie, or about to disappear.
 _ENDED: Final = (b"Z", b"X", b"x")
+
+
+class Process:
+    """A process, in its own memory and in the copies of it that its forks have.
+
+    Compare it by identity. The id of a process is given again after its end: a fork may have the
+    id of an ancestor, and would take what that has left in memory for its own.
+    """
+
+
+#: The calling process, by its id; what `this_process` returns, for what each task asks. A fork
+#: finds none of its ancestors here: Python empties it there, and where a program in C forks without
+#: Python's hooks, the id is another one.
+processes: Final[defaultdict[int, Process]] = defaultdict(Process)
+os.register_at_fork(after_in_child=processes.clear)
+
+
+def this_process() -> Process:
+    """The calling process, and not its forks."""
+    return processes[os.getpid()]
 
 
 def identity_of_this_process() -> str:

@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Final
 from ..core import native_threads
 from ..core.clock import SystemClock
 from ..core.events import Event, EventName
+from ..core.process import this_process
 from .counts import COUNTED
 
 #: The type of the worker event that counts events that were dropped.
@@ -59,13 +60,13 @@ class EventPipe:
         os.set_blocking(self._writer, False)
         # Eventlet's own write() may switch to another greenlet.
         self._write = native_threads.original("write", "os")
-        self._pid = os.getpid()
+        self._process = this_process()
         self.dropped = 0
 
     @classmethod
     def open(cls) -> EventPipe:
         """Open the pipe of a worker, switched off; the next worker of this process uses it too."""
-        if cls.running is None or cls.running._pid != os.getpid():
+        if cls.running is None or cls.running._process is not this_process():
             cls.switch, cls.running = mmap.mmap(-1, 1), cls()
         cls.turn(on=False)
         return cls.running

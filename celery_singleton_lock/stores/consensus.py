@@ -6,12 +6,12 @@ wrote a key deletes it when its ttl is over, if the process keeps other such key
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..core.clock import Clock, SystemClock
 from ..core.lease import Lease
+from ..core.process import this_process
 from .transitions import Changes, Draft, Transition, TransitionStore
 from .urls import StoreUrl
 
@@ -108,11 +108,11 @@ class ConsensusStore(TransitionStore):
 
     def _start(self) -> None:
         """Create what a process can't share with its parent. Each forked process calls this."""
-        self._process = os.getpid()
+        self._process = this_process()
 
     def _deadline(self, timeout: float) -> float:
         """The deadline of an operation that begins now."""
-        if self._process != os.getpid():
+        if self._process is not this_process():
             self._start()
         return self._clock.now() + timeout
 

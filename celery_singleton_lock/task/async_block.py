@@ -29,7 +29,6 @@ State model::
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -41,6 +40,7 @@ from celery import Celery
 from ..core.executor import running_task
 from ..core.heartbeat import LossHandler
 from ..core.lease import Lease, Token
+from ..core.process import this_process
 from ..core.store import Refused
 from ..core.waiter import Waiter
 from ..errors import LeaseLost
@@ -109,7 +109,7 @@ class AsyncBlock:
         """
         self._inside = False  # from here on a loss cancels nothing
         loss = self._leave()
-        if self._block.lease.process != os.getpid():
+        if self._block.lease.process is not this_process():
             return  # a forked child, which has neither the lease nor the threads
         release = self._threads.ensure(self._block.release)
         release.add_done_callback(lambda release: self._end_guests())

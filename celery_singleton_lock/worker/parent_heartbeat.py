@@ -186,5 +186,5 @@ def _lease(running: RunningLease, note: LeaseNote, clock: Clock) -> Lease:
         acquired_at=0.0,
         clock=clock,
         claim_key=note.claim if running.with_claim else "",
-        process=running.pid,
+        process=None,
     )

@@ -42,12 +42,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from zlib import crc32
 
 from ..celery_compat import pool_index
 from ..core.lease import Lease
-from ..core.process import lives, start_time_of
+from ..core.process import Process, lives, processes, start_time_of
 
 #: The number of leases of one process that are noted. The parent does not know of further ones.
 NOTES: Final = 16
@@ -155,7 +155,7 @@ class SharedLease:
     # Stamp, hold until, ttl, with claim. Set by open(), and not read before.
     _terms: tuple[int, float, float, bool]
 
-    def __init__(self, memory: mmap.mmap, note: int, owner: int) -> None:
+    def __init__(self, memory: mmap.mmap, note: int, owner: Process) -> None:
         self._memory = memory
         self._owner = owner
         #: Offset of the note in the memory.
@@ -202,7 +202,7 @@ class SharedLease:
 
     def close(self) -> None:
         """See `SharedDeadline.close`."""
-        if self.closed or os.getpid() != self._owner:
+        if self.closed or processes[os.getpid()] is not self._owner:
             return  # a fork of the holder may read the note, but must not change it
         self.closed = True
         self._memory[self.note : self.note + _HEAD.size] = _NOTHING
@@ -215,18 +215,18 @@ class SharedMemory:
     #: The memory begins with one byte per row: whether the row was ever used. The parent skips
     #: unused rows.
     _memory: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, _ROWS + _ROWS * _ROW_BYTES))
-    #: By process id, because a fork copies this object: the notes by token, and the offsets of free
+    #: By process, because a fork copies this object: the notes by token, and the offsets of free
     #: notes.
-    _processes: dict[int, tuple[dict[str, SharedLease], deque[int]]] = field(default_factory=dict)
+    _processes: dict[Process, _Notes] = field(default_factory=dict)
 
     # The child's side.
 
     def note(self, keys: Sequence[str], token: str, ttl: float, claim: str = "") -> None:
         """Note a lease that is about to be requested from the store."""
-        pid = os.getpid()
+        process = processes[os.getpid()]
         # setdefault() is atomic: two concurrent first callers get the same notes.
-        notes, free = self._processes.get(pid) or self._processes.setdefault(
-            pid, ({}, deque(self._take_notes()))
+        notes, free = self._processes.get(process) or self._processes.setdefault(
+            process, ({}, deque(self._take_notes()))
         )
         text = sealed((tuple(keys), token, ttl, claim))
         if len(text) > _MAX_TEXT:
@@ -236,14 +236,14 @@ class SharedMemory:
             note = _free_note(notes, free)
             if note is None:
                 return
-            shared = notes[token] = SharedLease(self._memory, note, pid)
+            shared = notes[token] = SharedLease(self._memory, note, process)
         start = shared.note + _TEXT
         self._memory[start : start + len(text)] = text
 
     def share(self, lease: Lease) -> SharedLease | None:
         """Let the parent renew a granted lease; None if the lease is not noted."""
         token = lease.token.text
-        notes, _ = self._processes.get(os.getpid(), _NO_NOTES)
+        notes, _ = self._processes.get(processes[os.getpid()], _NO_NOTES)
         shared = notes.get(token)
         if shared is not None:
             shared.open(lease, token)
@@ -251,7 +251,7 @@ class SharedMemory:
 
     def strike(self, token: str) -> None:
         """Erase the note of a lease that is no longer held."""
-        notes, free = self._processes.get(os.getpid(), _NO_NOTES)
+        notes, free = self._processes.get(processes[os.getpid()], _NO_NOTES)
         if shared := notes.pop(token, None):
             shared.close()
             start = shared.note + _TEXT
@@ -369,8 +369,10 @@ class SharedMemory:
         return LeaseNote(*text) if text else None
 
 
+# By token, and the offsets of free notes.
+_Notes: TypeAlias = tuple[dict[str, SharedLease], deque[int]]
 # The notes of a process that has noted nothing.
-_NO_NOTES: Final[tuple[dict[str, SharedLease], deque[int]]] = ({}, deque())
+_NO_NOTES: Final[_Notes] = ({}, deque())
 
 
 def _free_note(notes: dict[str, SharedLease], free: deque[int]) -> int | None:

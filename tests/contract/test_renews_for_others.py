@@ -80,14 +80,14 @@ def test_a_renewal_for_another_does_not_end_its_lease_later(two: tuple[Store, St
     ask(childs, key, token, ttl=2.0)
     ask(childs, other, token, ttl=TTL)
     # A ttl that the key has not: in etcd, it moves to a lease of this process.
-    late = replace(lease_of(key, token, 3.0), process=1)
+    late = replace(lease_of(key, token, 3.0), process=None)
     assert parents.renew([late], timeout=TIMEOUT) == [RENEWED]
     until = time.monotonic() + 4.0
     while time.monotonic() < until:
         assert childs.renew([lease_of(key, token, 3.0)], timeout=TIMEOUT) == [RENEWED]
         time.sleep(0.5)  # the child's heartbeat
     # Now the parent has not renewed it for longer than its ttl, and renews something else.
-    another = replace(lease_of(other, token, TTL), process=1)
+    another = replace(lease_of(other, token, TTL), process=None)
     assert parents.renew([another], timeout=TIMEOUT) == [RENEWED]
     assert childs.renew([lease_of(key, token, 3.0)], timeout=TIMEOUT) == [RENEWED]
 

@@ -13,7 +13,11 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock.core import process
-from celery_singleton_lock.core.process import identity_of_this_process, is_proven_dead
+from celery_singleton_lock.core.process import (
+    identity_of_this_process,
+    is_proven_dead,
+    this_process,
+)
 from tests.harness.deliveries import wait_until
 
 OWN = identity_of_this_process()
@@ -190,3 +194,68 @@ def test_the_proc_of_another_pid_namespace_gives_no_identity(start: Start) -> No
     """There /proc/<pid> is another process than kill(pid) means."""
     child = start(NAMED, in_namespaces("--pid", "--fork"))
     assert child.identity == ""
+
+
+# A process forks a child and ends; its child forks, and that fork gets the number of the first.
+NUMBER_GIVEN_AGAIN = """
+import os, time
+from celery import Celery
+from celery_singleton_lock import hold
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.worker.shared_memory import SharedMemory
+
+app, memory = Celery(broker="memory://", set_as_current=False), SharedMemory()
+app.conf.singleton_lock_url = "memory://"
+if not os.fork():
+    first, runtime = os.getpid(), Runtime.of(app)
+    block = hold("k", scope="s", app=app)
+    lease = block.__enter__()
+    if os.fork():
+        os._exit(0)
+    # init reaps it
+    while os.path.exists(f"/proc/{first}"):
+        time.sleep(0.01)
+    with open("/proc/sys/kernel/ns_last_pid", "w") as last:
+        last.write(str(first - 1))
+    if (child := os.fork()) == 0:
+        print(os.getpid() == first, Runtime.of(app) is runtime, lease.held_here, flush=True)
+    else:
+        os.waitpid(child, 0)
+    os._exit(0)
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    pass
+"""
+
+
+def test_a_fork_takes_nothing_of_an_ancestor_for_its_own_though_it_has_its_number() -> None:
+    prefix = in_namespaces("--pid", "--fork", "--mount-proc")
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", NUMBER_GIVEN_AGAIN],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if "ns_last_pid" in done.stderr:
+        pytest.skip("the number of the next process can't be chosen here")
+    assert done.stdout.split() == ["True", "False", "False"], done.stderr
+
+
+def test_a_process_knows_itself_and_not_its_fork_though_no_hook_has_run() -> None:
+    """A server in C that embeds Python may fork without its hooks."""
+    mark = this_process()
+    assert this_process() is mark
+    fork = """
+import ctypes, os
+from celery_singleton_lock.core.process import this_process
+before = this_process()
+if ctypes.CDLL(None).fork() == 0:
+    print(this_process() is before, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", fork], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n", done.stderr

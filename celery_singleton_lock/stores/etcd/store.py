@@ -252,7 +252,7 @@ class EtcdStore(ConsensusStore):
             # These leases are held by other processes, which may renew them later without this
             # process.
             for lease in leases:
-                for name in names_of(lease) if lease.process != self._process else ():
+                for name in names_of(lease) if lease.process is not self._process else ():
                     self._own.forget(name)
         self._expire_overdue(deadline)
         return replies

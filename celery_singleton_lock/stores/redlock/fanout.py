@@ -17,6 +17,7 @@ import redis
 from ...core import native_threads
 from ...core.clock import Clock
 from ...core.lease import Token
+from ...core.process import Process, this_process
 from ...core.store import Acquire, Admit, ConnectionWatch, Granted, Refused, Release, ReleaseReply
 from ...errors import StoreError, StoreUnavailable
 from ..redis.scripts import Command, release_command, with_source
@@ -58,8 +59,8 @@ class Fanout:
         self.majority = len(urls) // 2 + 1
         self._urls = tuple(urls)
         self._clock = clock
-        # Keyed by process id, because threads do not survive a fork.
-        self._nodes: dict[int, tuple[Node, ...]] = {}
+        # By process, because threads do not survive a fork.
+        self._nodes: dict[Process, tuple[Node, ...]] = {}
         self._watch: ConnectionWatch | None = None
         weakref.finalize(self, _end_threads, self._nodes).atexit = False
         _fanouts.add(self)
@@ -67,12 +68,12 @@ class Fanout:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes of this process."""
-        pid = os.getpid()
-        nodes = self._nodes.get(pid)
+        process = this_process()
+        nodes = self._nodes.get(process)
         if nodes is None:
             # setdefault() is atomic: two concurrent first callers get the same nodes.
             nodes = tuple(Node(url, self._clock) for url in self._urls)
-            nodes = self._nodes.setdefault(pid, nodes)
+            nodes = self._nodes.setdefault(process, nodes)
             if self._watch is not None:
                 self.report_to(self._watch)
         return nodes
@@ -80,7 +81,7 @@ class Fanout:
     def report_to(self, watch: ConnectionWatch) -> None:
         """See `Store.watch_connections`."""
         self._watch = watch
-        for node in self._nodes.get(os.getpid(), ()):
+        for node in self._nodes.get(this_process(), ()):
             node.store.watch_connections(watch)
 
     def ask(
@@ -124,7 +125,7 @@ class Fanout:
 
         The wait for a minority that does not answer is short.
         """
-        if os.getpid() in self._nodes:
+        if this_process() in self._nodes:
             self.ask(lambda node: None, _DRAIN_TIMEOUT, lambda poll: False)
 
     def close(self) -> None:
@@ -164,8 +165,8 @@ os.register_at_fork(before=_drain_all, after_in_child=_started.clear)
 atexit.register(_at_exit)
 
 
-def _end_threads(nodes: dict[int, tuple[Node, ...]]) -> None:
-    for node in nodes.pop(os.getpid(), ()):
+def _end_threads(nodes: dict[Process, tuple[Node, ...]]) -> None:
+    for node in nodes.pop(this_process(), ()):
         node.stop()
 
 

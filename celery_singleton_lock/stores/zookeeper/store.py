@@ -45,7 +45,6 @@ from __future__ import annotations
 
 import fnmatch
 import logging
-import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -55,6 +54,7 @@ from urllib.parse import unquote
 
 from ...core import native_threads, observers
 from ...core.lease import Lease
+from ...core.process import this_process
 from ...core.store import RENEWED, Acquire, Capabilities, Granted, Refused, Renewal
 from ...errors import SettingsError, StoreError, StoreUnavailable
 from ..consensus import ConsensusStore, Name, OwnKeys
@@ -180,7 +180,7 @@ class ZooKeeperStore(ConsensusStore):
 
     def close(self) -> None:
         """End the sessions, and with them all leases of this process."""
-        if self._process == os.getpid():  # else a fork has a copy of its parent's sessions
+        if self._process is this_process():  # else a fork has a copy of its parent's sessions
             self._closed = True
             self._wake_janitor()
             self._ensemble.close()
