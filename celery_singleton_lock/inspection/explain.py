@@ -320,6 +320,14 @@ def _retrying(facts: Facts) -> _Verdict | None:
     if not is_reserved and result.state != states.RETRY:
         return None
     error = f": {result.value!r}" if result.state == states.RETRY and result.value else ""
+    if not is_reserved and facts.place is None and facts.message is None:
+        text = f"An attempt has ended, and its state is RETRY{error}. But no key is reserved for it"
+        where = (
+            "no worker that answered has its message, and it is in no queue of a key. It may wait "
+            "in the queue of the broker, which is not searched. Otherwise the retry is lost: send "
+            "the call again."
+        )
+        return _Verdict(Fate.UNKNOWN, [f"{text}, {where}"], _own_key(facts))
     sentences = [f"An attempt has ended, and it will be retried{error}."]
     if is_reserved and lease:
         sentences.append(f"{lease.key} is reserved for it, for {lease.ttl:.1f} s at most.")

@@ -46,6 +46,11 @@ from .message_origin import find_origin
 
 logger = logging.getLogger("celery_singleton_lock")
 
+# The end of a call that was acknowledged early.
+_SHUT_DOWN: Final = (
+    "a cold shutdown of its worker ended it, and its message was acknowledged before "
+    "(acks_late=True keeps it)"
+)
 # Prefix of this library's headers. Celery makes every header an attribute of the body's request.
 _OURS: Final = "singleton_"
 
@@ -152,6 +157,24 @@ class SingletonRequestMixin:
     def _discard(self, reason: str) -> None:
         discard_claim(self, reason)
         queue_end.discard(self.app, self.request_dict, reason)
+
+    def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
+        """As Celery's, which a cold shutdown calls. A call that does not come back has failed.
+
+        Celery stores RETRY for a call whose message is acknowledged early, and nothing retries it.
+        """
+        is_lost = bool(self.time_start) and not self.task.acks_late
+        if is_lost and "emit_retry" in options:
+            options["emit_retry"] = False
+        super().cancel(pool, signal, **options)  # type: ignore[misc]
+        if is_lost and not celery_compat.has_stored_success(self):
+            logger.error("singleton: %s[%s] is lost: %s", self.task.name, self.id, _SHUT_DOWN)
+            self.task.backend.mark_as_failure(
+                self.id,
+                WorkerLostError(_SHUT_DOWN),
+                request=self._context,  # type: ignore[attr-defined]
+                store_result=self.store_errors,  # type: ignore[attr-defined]
+            )
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         try:

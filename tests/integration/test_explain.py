@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 from celery import group
+from celery.exceptions import Retry
 
 from celery_singleton_lock import OnConflict, inspection, is_skipped
 from celery_singleton_lock.core.events import EventName
@@ -181,6 +182,18 @@ def test_it_lost_its_lease(stage: Stage, worker: CeleryWorker, name: str) -> Non
     found = explained(stage.app.app, result, Fate.LOST_LEASE)
     assert "gone (the store no longer has it" in text(found)
     assert "An operator released" not in text(found)
+
+
+def test_a_retry_of_which_nothing_is_found_is_not_promised(
+    stage: Stage, worker: CeleryWorker
+) -> None:
+    """As plain Celery leaves a call that a cold shutdown has ended."""
+    task_id = uuid4().hex
+    stage.app.app.backend.mark_as_retry(task_id, Retry("cancelled by Celery"))
+    found = inspection.explain(stage.app.app, task_id)
+    assert (found.fate, found.state) == ("unknown", "RETRY")
+    assert "no worker that answered has its message" in text(found)
+    assert "send the call again" in text(found)
 
 
 def test_it_will_be_retried(stage: Stage, worker: CeleryWorker, name: str) -> None:

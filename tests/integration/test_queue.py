@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from base64 import b64encode
@@ -868,6 +869,25 @@ def test_a_call_that_kills_its_worker_each_time_fails_and_lets_the_next_call_run
         first.get(timeout=60)
     assert second.get(timeout=30) == 1
     assert numbers(stage, name) == [0, 0, 0, 1]
+
+
+def test_a_call_that_a_cold_shutdown_ends_fails_and_lets_the_next_call_run(
+    stage: Stage, name: str, consume: Consume
+) -> None:
+    """Its message was acknowledged early. A softer stop reports no less than a kill."""
+    first = stage.app.early.apply_async((name, 0, name), queue=name)
+    second = stage.app.early.apply_async((name, 1), queue=name)
+    ending = consume(name)
+    begun(stage, name, 0)
+    ending.send_signal(signal.SIGQUIT)
+    with pytest.raises(WorkerLostError, match="a cold shutdown of its worker ended it"):
+        first.get(timeout=30)
+    ending.wait()
+    assert rf"early[{first.id}] is lost" in ending.log
+    assert inspection.explain(stage.app.app, first.id).fate == "failed"
+    consume(name)
+    assert second.get(timeout=30) == 1
+    assert numbers(stage, name) == [0, 1]
 
 
 def test_a_message_that_the_worker_does_not_accept_lets_the_next_call_run(
