@@ -59,21 +59,31 @@ KeySpec = str | tuple[str, ...] | PerTask | Callable[..., "str | None"] | None
 # of 1 MiB nor a record too long for the memory shared with the worker parent.
 _MAX_RENDERED_CHARS: Final = 160
 # A task's name and a scope of 200 characters each, one of which may become twelve when quoted, and
-# a rendered key, one character of which may become three.
-_MAX_LOCK_CHARS: Final = 12 * 200 + 3 * _MAX_RENDERED_CHARS + 1000
-_MAX_CLAIM_CHARS: Final = 2 * 12 * 200 + 3 * _MAX_RENDERED_CHARS + len("00000}:claim|%period|:")
+# a rendered key, one character of which may become twelve, too.
+_MAX_LOCK_CHARS: Final = 12 * 200 + 12 * _MAX_RENDERED_CHARS + 1000
+_MAX_CLAIM_CHARS: Final = 2 * 12 * 200 + 12 * _MAX_RENDERED_CHARS + len("00000}:claim|%period|:")
 # The parameters of a wrapper that passes its arguments on: ``*args, **kwargs``.
 _OPEN: Final = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 # Ends the task's name in the claim of a period.
 _PERIOD: Final = "%period|"
-# Quoted in keys: white space ends a word in a shell and a field in a log line; '#' separates a key
+# Quoted in keys: white space ends a word in a shell and a field in a log line, and a line separator
+# the line; characters of format are invisible, or reverse the text behind them; '#' separates a key
 # from its slot number; '%' begins each quoted character; a store can't encode lone surrogates.
-_UNPRINTABLE: Final = r"[\x00-\x20#%\x7f-\xa0\ud800-\udfff]"
+# These are Unicode's categories Cc, Cf, Cs, Zl, Zp and Zs, in full and not as `unicodedata` has
+# them: a key must be the same for all versions of Python.
+_CONTROL: Final = r"\x00-\x20\x7f-\xa0"
+_WIDE: Final = (
+    r"\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u1680\u180e\u2000-\u200f\u2028-\u202f"
+    r"\u205f-\u206f\u3000\ud800-\udfff\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
+    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f"
+)
+_UNPRINTABLE: Final = f"[#%{_CONTROL}{_WIDE}]"
+_UNPRINTABLE_ASCII: Final = f"[#%{_CONTROL}]"
 # The part of a claim's name after the prefix. Only characters that `quote_scope` and `_printable`
 # leave unquoted may occur. A shard is a number as Python writes it: no "00", no non-ASCII digits.
 _CLAIM: Final = (
     r"(0|[1-9][0-9]{0,4})\}:claim(?:\|[A-Za-z0-9._@/+*,=~%-]+){2}"
-    r":[^\x00-\x20#\x7f-\xa0\ud800-\udfff]*"
+    rf":[^#{_CONTROL}{_WIDE}]*"
 )
 
 
@@ -346,9 +356,15 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def _printable(text: str) -> str:
     if len(text) > _MAX_RENDERED_CHARS:
         return f"~{digest(text)}"
-    if text.isalnum() and text.isascii():
+    if not text.isascii():
+        return _compiled(_UNPRINTABLE).sub(_quoted, text)
+    if text.isalnum():
         return text  # usually a digest
-    return _compiled(_UNPRINTABLE).sub(lambda match: f"%{ord(match[0]):02X}", text)
+    return _compiled(_UNPRINTABLE_ASCII).sub(_quoted, text)
+
+
+def _quoted(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode(errors="surrogatepass"))
 
 
 def _binder(signature: inspect.Signature) -> Callable[..., dict[str, Any]]:

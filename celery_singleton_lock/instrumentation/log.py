@@ -48,7 +48,16 @@ def _field(value: Any) -> str:
     """``value`` in the form of ``key=value`` lines (logfmt), quoted if necessary."""
     text = str(value)
     plain = text and text.isprintable() and not _NEEDS_QUOTES & {*text}
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    if plain:
+        return text
+    return _printable(json.dumps(text, ensure_ascii=False))
+
+
+def _printable(text: str) -> str:
+    """``text`` without what ends a line, reverses what follows, or is not seen: as JSON has it."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def log_event(event: Event) -> None:
@@ -65,7 +74,8 @@ def log_event(event: Event) -> None:
 
 
 def _write(level: int, event: Event) -> None:
-    subject = f"{event.task}[{event.task_id}]" if event.task else event.task_id
+    # A publisher may choose any text as the id.
+    subject = _printable(f"{event.task}[{event.task_id}]" if event.task else event.task_id)
     fields = {"key": event.key, "lease": event.lease, **event.data}
     fields["holder"] = event.holder.worker and event.holder
     logger.log(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
+import unicodedata
 import uuid
 from collections.abc import Callable
 from datetime import UTC, date, datetime
@@ -358,6 +360,27 @@ def test_a_key_is_short_and_holds_no_blank(name: str) -> None:
     assert not any(character.isspace() or ord(character) < 32 for character in key)
 
 
+def test_no_character_that_ends_a_line_or_is_not_seen_is_in_a_key() -> None:
+    """Of control, format, separators and surrogates, as Python's table of Unicode has them."""
+    quoted = {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"}
+    found = [c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c) in quoted]
+    keys = {KEYSPACE.lock("s", f"a{c}b") for c in found}
+    assert len(keys) == len(found)
+    assert [key for key in keys if not key.isascii()] == []
+    assert KEYSPACE.lock("s", "a\u202eb") == KEYSPACE.lock("s", "ab").replace("ab", "a%E2%80%AEb")
+    assert KEYSPACE.lock("s", "Łódź-東京").endswith(":Łódź-東京")
+
+
+def test_two_names_never_have_the_same_quoted_form() -> None:
+    assert KEYSPACE.lock("s", "\u2028") != KEYSPACE.lock("s", " 28")
+
+
+def test_a_claim_with_such_a_character_is_none() -> None:
+    claim = Keyspace.claim("task", KEYSPACE.lock("s", "a"))
+    assert KEYSPACE.is_claim(claim)
+    assert not KEYSPACE.is_claim(f"{claim}\u2028")
+
+
 def test_a_scope_cannot_forge_another_name() -> None:
     for scope in ("fence", "done|t", "a:b", "a}b", "a#0", "{p:0}", "ü"):
         quoted = KEYSPACE.lock(scope, "x").removeprefix("csl:{p:0}:").removesuffix(":x")
@@ -428,7 +451,7 @@ def test_every_claim_is_known_as_one_and_shares_its_leases_shard(
 
 def test_the_longest_claim_is_known_as_one() -> None:
     longest = "\U0001f600" * 200
-    for rest in ("x" * 10_000, " " * 160, "\U0001f600" * 160):
+    for rest in ("x" * 10_000, " " * 160, "\U000e0001" * 160, "\U0001f600" * 160):
         assert KEYSPACE.is_claim(Keyspace.claim(longest, KEYSPACE.lock(longest, rest)))
         assert KEYSPACE.is_claim(Keyspace.period(longest, KEYSPACE.lock(longest, rest)))
 
@@ -511,7 +534,7 @@ def test_no_name_forges_that_of_another_sort(
         "csl:{p:0}:claim|t|s:\x1b[2J",
         "csl:{p:0}:claim|t|s:\ud800",
         "csl:{p:0}:claim|\u00fc|s:x",
-        "csl:{p:0}:claim|t|s:" + "x" * 6000,
+        "csl:{p:0}:claim|t|s:" + "x" * 10_000,
         "csl:{p:1}:claim|t|s:x",
         "csl:{p:-0}:claim|t|s:x",
         "csl:{p:00}:claim|t|s:x",

@@ -6,6 +6,7 @@ Celery's format shows no logger's name.
 from __future__ import annotations
 
 import ast
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,3 +75,14 @@ def test_the_tests_read_a_line_as_the_event_that_was_logged(
     assert found.has(key="a key", reason="started", sequence=2, started=True)
     assert not found.has(sequence=20)
     assert read_event("singleton: a line that is about no event") is None
+
+
+def test_no_id_or_text_forges_or_reverses_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Unicode's separators of lines, and its characters that change the direction of a text."""
+    bad = "a\nb\u2028c\u2029d\u202ee\u2066f\u200bg\ufeffh"
+    with caplog.at_level(logging.INFO, logger="celery_singleton_lock"):
+        log_event(Event(name=EventName.RELEASE_FAILED, key="k", task_id=bad, data={"error": bad}))
+    (record,) = caplog.records
+    line = record.getMessage()
+    assert line.isprintable()
+    assert line.count(r"a\nb\u2028c\u2029d\u202ee\u2066f\u200bg\ufeffh") == 2
