@@ -170,6 +170,14 @@ def retries_lost_worker(task: Any) -> bool:
     return hasattr(Task, "retry_on_worker_lost") and bool(task.retry_on_worker_lost)
 
 
+#: Options of a task that are new in Celery 5.7, and what earlier versions have instead.
+NEWER_OPTIONS: Final = {
+    "acks_on_failure": "acks_on_failure_or_timeout",
+    "acks_on_timeout": "acks_on_failure_or_timeout",
+    "retry_on_worker_lost": "acks_late=True with reject_on_worker_lost=True",
+}
+
+
 def namespace_of(conf: Any) -> str:
     """The namespace of ``app.config_from_object``, such as ``CELERY_``.
 

@@ -7,8 +7,10 @@ from functools import cache
 from inspect import getattr_static
 from typing import Any, Final
 
+from celery import __version__ as celery_version
 from celery.app.task import Task as BaseTask
 
+from ..celery_compat import NEWER_OPTIONS
 from ..option_names import OTHER_OPTIONS, close_to, is_of_locks
 from ..policy import ACTIONS, OPTIONS
 
@@ -123,6 +125,8 @@ def _remedy(name: str) -> str | None:
     """What to write instead of ``name``; None: it resembles no option, and is an attribute."""
     if advice := OTHER_OPTIONS.get(name):
         return f": {advice}"
+    if older := NEWER_OPTIONS.get(name):
+        return f" in Celery {celery_version}: it is new in 5.7. Use {older}, or a newer Celery"
     known = _known()
     setting = name.removeprefix(_OUR_SETTINGS)
     for prefix in _SETTINGS:

@@ -120,11 +120,13 @@ def requeued(self: Task, key: str, gate_name: str) -> str:
     ttl=60,
     default_retry_delay=0,
     max_retries=1,
-    retry_on_worker_lost=True,
 )
 def lost_once(self: Task, key: str, gate_name: str) -> str:
     """Acknowledged before the body. The option is Celery's, from 5.7 on."""
     return occupy(self, key, gate_name)
+
+
+lost_once.retry_on_worker_lost = True  # as a keyword it is refused where Celery lacks it
 
 
 @singleton_task(app=app, bind=True, key="{key}", ttl=TTL, acks_late=True, ignore_result=True)

@@ -113,10 +113,13 @@ def first(self: Any, name: str, value: Any = None, gate: str | None = None) -> A
     return work(self, name, value, gate)
 
 
-@singleton_task(**NEWEST, ttl=1, retry_on_worker_lost=True, default_retry_delay=1, max_retries=3)
+@singleton_task(**NEWEST, ttl=1, default_retry_delay=1, max_retries=3)
 def revived(self: Any, name: str, value: Any = None, gate: str | None = None) -> Any:
     """Retried by the worker parent if its child dies; acknowledged early."""
     return work(self, name, value, gate)
+
+
+revived.retry_on_worker_lost = True  # as a keyword it is refused where Celery lacks it
 
 
 DEBOUNCED: Any = {
@@ -134,9 +137,12 @@ def debounced(self: Any, name: str, value: Any = None, gate: str | None = None) 
     return work(self, name, value, gate)
 
 
-@singleton_task(**DEBOUNCED, ttl=1, retry_on_worker_lost=True, default_retry_delay=1, max_retries=3)
+@singleton_task(**DEBOUNCED, ttl=1, default_retry_delay=1, max_retries=3)
 def debounced_revived(self: Any, name: str, value: Any = None, gate: str | None = None) -> Any:
     return work(self, name, value, gate)
+
+
+debounced_revived.retry_on_worker_lost = True
 
 
 @singleton_task(**DEBOUNCED, acks_late=True, ttl=1)

@@ -182,9 +182,12 @@ def patient_late(self: Any, name: str, number: int, gate: str | None = None) -> 
     return work(self, name, number, gate)
 
 
-@singleton_task(**patient, retry_on_worker_lost=True, default_retry_delay=2)
+@singleton_task(**patient, default_retry_delay=2)
 def retried(self: Any, name: str, number: int, gate: str | None = None) -> int:
     return work(self, name, number, gate)
+
+
+retried.retry_on_worker_lost = True  # as a keyword it is refused where Celery lacks it
 
 
 @singleton_task(**options, max_retries=4)

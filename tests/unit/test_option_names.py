@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 
 from celery_singleton_lock import OnConflict, SingletonTask, TaskOptions, singleton_task
+from celery_singleton_lock.celery_compat import NEWER_OPTIONS
 from celery_singleton_lock.option_names import OTHER_OPTIONS, suggestion
 from celery_singleton_lock.policy import OPTIONS, ConflictAction, OnDuplicate, OnLost, Unique
 from celery_singleton_lock.settings import _NAMES, SettingsError, read_settings
@@ -34,6 +35,23 @@ def by_celery_s_decorator(app: Celery, **options: Any) -> Any:
 
 
 DECORATORS = pytest.mark.parametrize("declare", [by_our_decorator, by_celery_s_decorator])
+
+
+@DECORATORS
+@pytest.mark.parametrize(("name", "older"), NEWER_OPTIONS.items())
+def test_an_option_of_a_newer_celery_is_refused_with_its_version(
+    monkeypatch: pytest.MonkeyPatch,
+    app: Celery,
+    declare: Callable[..., Any],
+    name: str,
+    older: str,
+) -> None:
+    """This Celery would ignore it, and with it what is to become of a killed job."""
+    monkeypatch.delattr(Task, name, raising=False)
+    with pytest.raises(
+        TypeError, match=rf"no option '{name}' in Celery .* new in 5\.7. Use {older}"
+    ):
+        declare(app, **{name: True})
 
 
 @DECORATORS
