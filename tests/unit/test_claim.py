@@ -73,7 +73,7 @@ def test_a_claim_is_read_from_the_header_that_it_was_written_to(claim: Claim) ->
         {"key": name_in_store("claim|app.sync|app.sync:42", prefix="unit", shard="x")},
         {"key": name_in_store("claim|", prefix="unit")},
         {"key": KEYSPACE.period("app.sync", LOCK)},
-        {"key": CLAIM + "x" * 6000},
+        {"key": CLAIM + "x" * 8000},
         {"key": CLAIM + "\ud800"},
         {"unique": None},
         {"unique": "until_now"},
