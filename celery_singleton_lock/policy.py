@@ -319,18 +319,16 @@ class OnConflict:
             is_cancel = action is ConflictAction.CANCEL_RUNNING
             return cls.cancel_running() if is_cancel else cls(action=action)
         action = choice("on_conflict", value.get("action"), ConflictAction)
-        try:
-            if action is ConflictAction.RETRY:
-                return cls.retry(value["delay"], value["max_delay"], value["max_wait"])
-            if action is ConflictAction.WAIT:
-                return cls.wait(value["timeout"])
-            if action is ConflictAction.CANCEL_RUNNING:
-                return cls.cancel_running(value["within"], value["timeout"])
-            if action is ConflictAction.QUEUE:
-                return cls.queue(value["max_waiting"], value["max_crashes"])
-        except KeyError as exc:
-            raise ValueError(f"on_conflict={value!r}: {exc} is missing") from None
-        return cls(action=action)
+        names = ACTIONS[action].options
+        if unknown := [name for name in value if name not in {f.name for f in fields(cls)}]:
+            known = ", ".join(names) or "no option"
+            raise ValueError(
+                f'on_conflict={value!r}: there is no {unknown[0]!r}; "{action}" has {known}'
+            )
+        used = {name: value[name] for name in names if name in value}
+        rule: OnConflict = getattr(cls, action)(**used) if used else cls.of(str(action))
+        # What the action makes no use of has its default, as in a message, or is refused.
+        return replace(rule, **{name: value[name] for name in value if name not in names})
 
     def to_header(self) -> str | dict[str, Any]:
         """The form in a message; :meth:`of` reads it."""

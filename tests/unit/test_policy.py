@@ -73,6 +73,25 @@ def test_every_option_is_taken_in_all_its_forms() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rule", "same"),
+    [
+        ({"action": "retry", "delay": 0.2, "max_delay": 0.4}, OnConflict.retry(0.2, 0.4)),
+        ({"action": "retry", "max_wait": 9}, OnConflict.retry(max_wait=9)),
+        ({"action": "retry"}, OnConflict.retry()),
+        ({"action": "wait"}, OnConflict.wait()),
+        ({"action": "cancel_running", "within": 2}, OnConflict.cancel_running(2)),
+        ({"action": "cancel_running"}, OnConflict.cancel_running()),
+        ({"action": "queue"}, OnConflict.queue()),
+        ({"action": "skip"}, OnConflict.of("skip")),
+    ],
+    ids=repr,
+)
+def test_a_rule_that_is_a_mapping_has_the_defaults(rule: Any, same: OnConflict) -> None:
+    assert merge(Policy(), {"on_conflict": rule}, where="here").on_conflict == same
+    assert OnConflict.of(same.to_header()) == same
+
+
+@pytest.mark.parametrize(
     ("options", "error", "remedy"),
     [
         ({"tll": 5}, TypeError, r"unknown option 'tll' \(did you mean 'ttl'\?\)"),
@@ -104,11 +123,15 @@ def test_every_option_is_taken_in_all_its_forms() -> None:
         ({"on_conflict": 1}, TypeError, r"OnConflict.retry\(...\)"),
         ({"on_conflict": None}, TypeError, r"OnConflict.retry\(...\)"),
         (
-            {"on_conflict": {"action": "retry", "delay": 1}},
+            {"on_conflict": {"action": "retry", "max_dely": 1}},
             ValueError,
-            "on_conflict=.*'max_delay' is missing",
+            "there is no 'max_dely'; \"retry\" has delay, max_delay, max_wait",
         ),
-        ({"on_conflict": {"action": "wait"}}, ValueError, "on_conflict=.*'timeout' is missing"),
+        (
+            {"on_conflict": {"action": "wait", "max_wait": 5}},
+            ValueError,
+            '"wait" makes no use of max_wait',
+        ),
         ({"on_lost": "ignore"}, ValueError, "known: continue, fail, retry"),
         ({"on_store_error": "retri"}, ValueError, "did you mean 'retry'"),
         ({"on_store_error": []}, ValueError, "known: raise, retry, run"),

@@ -147,7 +147,7 @@ def test_a_rule_that_was_in_a_message_is_taken_as_a_mapping(bench: Bench) -> Non
         ({"ttl": timedelta(0)}, ValueError, r"at least 0\.3 seconds"),
         ({"unique": "until_strat"}, ValueError, "did you mean 'until_start'"),
         ({"on_conflict": "retyr"}, ValueError, "did you mean 'retry'"),
-        ({"on_conflict": {"action": "wait"}}, ValueError, "'timeout' is missing"),
+        ({"on_conflict": {"action": "wait", "timout": 1}}, ValueError, "there is no 'timout'"),
         (True, TypeError, "give a dict"),
     ],
     ids=repr,
