@@ -24,7 +24,7 @@ from celery.backends.rpc import RPCBackend
 from celery.canvas import Signature
 from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
 from celery.exceptions import SoftTimeLimitExceeded
-from celery.result import GroupResult, allow_join_result, denied_join_result
+from celery.result import GroupResult, ResultSet, allow_join_result, denied_join_result
 from kombu.utils.json import dumps, loads
 
 from celery_singleton_lock import (
@@ -175,6 +175,41 @@ def test_of_equal_calls_one_is_published_and_all_are_answered_with_it(
     assert bench.ids() == [results[0].id]
     record = bench.claim()
     assert (record.phase, record.holder.task_id) == (Phase.QUEUED, results[0].id)
+
+
+def test_a_planned_call_answers_until_it_starts_and_one_without_a_claim_runs_now(
+    bench: Bench,
+) -> None:
+    sync = bench.task(key="{account}", unique="until_done")
+    planned = sync.apply_async((7,), countdown=3600)
+    assert sync.delay(7).id == planned.id
+    now = sync.apply_async((7,), singleton=False)
+    etas = {message.headers["id"]: message.headers["eta"] for message in bench.messages()}
+    assert (etas.keys(), etas[now.id]) == ({planned.id, now.id}, None)
+
+
+def test_a_callable_key_keeps_the_calls_of_tenants_apart(bench: Bench) -> None:
+    tenant = "a"
+
+    def by_tenant(account: Any, other: Any = None) -> str:
+        return f"{tenant}:{account}"
+
+    sync = bench.task(key=by_tenant, unique="until_done")
+    first = sync.delay(7)
+    tenant = "b"
+    second = sync.delay(7)
+    assert bench.ids() == [first.id, second.id]
+    assert sync.delay(7).id == second.id
+
+
+def test_a_set_of_duplicates_is_joined_one_by_one(bench: Bench) -> None:
+    sync = bench.task(key="{account}", unique="until_done")
+    results = [sync.delay(number) for number in (1, 2, 1, 2, 1)]
+    for result in results[:2]:
+        bench.app.backend.store_result(result.id, result.id, states.SUCCESS)
+    ids = [result.id for result in results]
+    assert len(set(ids)) == 2
+    assert ResultSet(results, app=bench.app).join(timeout=9) == ids
 
 
 def test_other_arguments_and_other_tasks_are_no_duplicates(bench: Bench) -> None:
