@@ -513,6 +513,37 @@ def test_a_body_that_would_run_after_its_release_is_refused(
             task.delay(1)
 
 
+def test_a_callable_key_reads_the_tenant_that_the_worker_has_set_before_the_call(
+    celery_app: Celery,
+) -> None:
+    """As tenant-schemas-celery does: in a receiver of task_prerun; or a class in before_start."""
+    tenant = ["nobody"]
+
+    def set_by_header(task: Task, **_: Any) -> None:
+        tenant[:] = [task.request.headers["tenant"]]
+
+    class Switching(Task):
+        abstract = True
+
+        def before_start(self, *args: Any, **kwargs: Any) -> None:
+            tenant.append("started")
+
+    def by_tenant(report: int) -> str:
+        return f"{'-'.join(tenant)}:{report}"
+
+    def build(report: int) -> str | None:
+        return held_key()
+
+    options: dict[str, Any] = {"key": by_tenant, "base": Switching, "shared": False}
+    task: Any = singleton_task(app=celery_app, **options)(build)
+    signals.task_prerun.connect(set_by_header)
+    try:
+        result = task.apply_async((7,), headers={"tenant": "a"})
+    finally:
+        signals.task_prerun.disconnect(set_by_header)
+    assert result.get().endswith(":a-started:7")
+
+
 def save_all(requests: list[Any]) -> None:
     """Runs nowhere."""
 
