@@ -26,6 +26,7 @@ from ..core.events import Event, EventName
 from ..core.key import KeyMaker
 from ..core.lease import Holder, Phase, Record, Token
 from ..errors import DuplicateTask
+from ..instrumentation.sentry import close_check_in
 from ..message.claim import Claim
 from ..message.skipped import SkippedResult, skipped_value
 from ..message.times import done_at
@@ -77,6 +78,7 @@ def answer(call: Call, claim: Claim, existing: Record) -> AsyncResult[Any]:
             data=data,
         )
     )
+    close_check_in(call.options.get("headers"))
     if on_duplicate is OnDuplicate.SKIP:
         value = skipped_value(call.task, call.key, holder, existing.phase)
         return SkippedResult(call.task_id, value, states.SUCCESS, name=call.task)

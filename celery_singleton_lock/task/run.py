@@ -87,6 +87,7 @@ from ..core.store import (
 )
 from ..core.waiter import Waiter
 from ..errors import LockConflict, StoreError, StoreUnavailable
+from ..instrumentation.sentry import close_check_in
 from ..message.claim import JOINED, TASK_RUN, Claim
 from ..message.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce
 from ..message.skipped import skipped_value
@@ -788,6 +789,7 @@ class TaskRun:
         signals.task_revoked.send(
             sender=task, request=request, terminated=False, signum=None, expired=False
         )
+        close_check_in(request.headers)
 
     def put_back_in(self, delivery: Delivery, seconds: float, reason: str) -> NoReturn:
         """Put the message back, to run after ``seconds``; ``delivery``: see :meth:`_put_back`.

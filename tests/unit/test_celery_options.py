@@ -6,9 +6,10 @@ Messages go through kombu's broker in memory, the worker's Request and Celery's 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -26,6 +27,7 @@ from kombu.serialization import prepare_accept_content
 from kombu.utils.imports import symbol_by_name
 
 from celery_singleton_lock import (
+    DuplicateTask,
     LockConflict,
     LockKeyError,
     NoLease,
@@ -99,6 +101,68 @@ def bench() -> Iterator[Bench]:
     bench = Bench()
     yield bench
     bench.app.close()
+
+
+# Sentry's Crons: sentry-sdk opens a check-in in beat, and puts it into the headers of the message.
+
+CHECK_IN = {
+    "sentry-monitor-slug": "every-hour",
+    "sentry-monitor-config": {"timezone": "UTC"},
+    "sentry-monitor-check-in-id": "c-1",
+}
+CLOSED = {
+    "monitor_slug": "every-hour",
+    "monitor_config": {"timezone": "UTC"},
+    "check_in_id": "c-1",
+    "status": "ok",
+}
+
+
+@pytest.fixture
+def check_ins(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The check-ins that are sent; in place of sentry-sdk, which is not installed here."""
+    sent: list[dict[str, Any]] = []
+    module: Any = ModuleType("sentry_sdk.crons")
+    module.capture_checkin = lambda **fields: sent.append(fields)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return sent
+
+
+@pytest.mark.parametrize("on_duplicate", ["return_existing", "skip", "raise"])
+def test_a_scheduled_call_that_another_answers_closes_its_check_in(
+    bench: Bench, check_ins: list[dict[str, Any]], on_duplicate: str
+) -> None:
+    task = bench.task(unique="until_done", on_duplicate=on_duplicate)
+    task.apply_async((1,), headers={**CHECK_IN, "sentry-monitor-check-in-id": "first"})
+    assert check_ins == []
+    with nullcontext() if on_duplicate != "raise" else pytest.raises(DuplicateTask):
+        task.apply_async((1,), headers=CHECK_IN)
+    assert check_ins == [CLOSED]
+
+
+def test_a_scheduled_run_that_is_revoked_closes_its_check_in(
+    bench: Bench, check_ins: list[dict[str, Any]]
+) -> None:
+    task = bench.task(on_conflict="revoke")
+    result = task.apply_async((1,), headers=CHECK_IN)
+    with hold_lock(task, 1):
+        bench.run()
+    assert result.state == states.REVOKED
+    assert check_ins == [CLOSED]
+
+
+def test_a_call_without_a_check_in_and_one_that_sentry_refuses_are_not_affected(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = bench.task(unique="until_done")
+    first = task.delay(1)
+    monkeypatch.setitem(sys.modules, "sentry_sdk.crons", ModuleType("sentry_sdk.crons"))
+    assert task.delay(1).id == first.id
+    assert not caplog.records
+    assert task.apply_async((1,), headers=CHECK_IN).id == first.id
+    assert [record.getMessage() for record in caplog.records] == [
+        "singleton: could not close a check-in of Sentry's Crons"
+    ]
 
 
 # An autoretry_for that would have no effect.
