@@ -176,7 +176,7 @@ def hold_claim(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[AsyncResult[
                 raise DuplicateTask(f"{task_id} has the claim {name!r}", task_id, existing.ttl)
             freed = ClaimChange(key=name, phase=None)
             stack.callback(store.settle_claim, token, freed, timeout=MAX_TIMEOUT)
-        yield app.AsyncResult(token.task_id, task_name=task.name)
+        yield task.AsyncResult(token.task_id)
 
 
 def _rest_of(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

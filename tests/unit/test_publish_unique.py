@@ -48,7 +48,7 @@ from celery_singleton_lock.message.header import HEADER
 from celery_singleton_lock.publish.replace import Replacement
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.testing import ManualClock
+from celery_singleton_lock.testing import ManualClock, hold_claim
 from tests.harness.keys import EVERY_NAME
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -415,6 +415,14 @@ def test_a_duplicate_gets_a_result_of_the_class_that_the_task_has(bench: Bench) 
     for result in (first, aborted.delay()):
         assert isinstance(result, AbortableAsyncResult)
         assert result.id == first.id
+
+
+def test_the_claim_of_a_users_test_yields_what_a_duplicate_gets(bench: Bench) -> None:
+    task = bench.task(base=AbortableTask, unique="until_done")
+    with hold_claim(task, 1) as queued:
+        duplicate = task.delay(1)
+    assert (type(queued), queued.id) == (type(duplicate), duplicate.id)
+    assert isinstance(queued, AbortableAsyncResult)
 
 
 def test_a_result_that_says_nothing_of_its_time_counts_as_the_claims(
