@@ -517,7 +517,7 @@ def test_a_callable_key_reads_the_tenant_that_the_worker_has_set_before_the_call
     celery_app: Celery,
 ) -> None:
     """As tenant-schemas-celery does: in a receiver of task_prerun; or a class in before_start."""
-    tenant = ["nobody"]
+    tenant = ["unset"]
 
     def set_by_header(task: Task, **_: Any) -> None:
         tenant[:] = [task.request.headers["tenant"]]
