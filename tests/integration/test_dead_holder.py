@@ -155,6 +155,13 @@ def assert_it_waits(
     assert not worker.events(EventName.FREED)
 
 
+def popping(redis_client: redis.Redis) -> list[Any]:
+    """The clients that wait for a message in the database of the test."""
+    own = redis_client.get_connection_kwargs()["db"]
+    clients: Any = redis_client.client_list()
+    return [each for each in clients if "b" in each["flags"] and int(each["db"]) == own]
+
+
 def test_a_stopped_holder_keeps_its_lease(
     crash: ModuleType, worker: StartWorker, journal: Journal, redis_client: redis.Redis
 ) -> None:
@@ -163,6 +170,8 @@ def test_a_stopped_holder_keeps_its_lease(
     journal.wait_for_starts(1)
     group = stopped.group()
     subprocess.run(["kill", "-STOP", *map(str, group)], check=True)
+    # It waits for a message for up to a second, and the server would give it the next one.
+    wait_until(lambda: not popping(redis_client), "the server gives the stopped worker nothing")
     assert_it_waits(worker(CRASH, concurrency=1, env=NO_SWEEP), crash, journal, redis_client)
     power_cut(stopped, journal)
 
