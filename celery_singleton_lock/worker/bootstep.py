@@ -196,7 +196,8 @@ def check_tasks(app: Celery, store: Store) -> None:
     Raises:
         SettingsError: See :func:`task_problems`. The error names all of them.
     """
-    problems = list(task_problems(app, store))
+    # A wrong setting is a problem of each task that reads it, and is named once.
+    problems = list(dict.fromkeys(task_problems(app, store)))
     if problems:
         count = f"{len(problems)} problems with tasks"
         raise SettingsError("\n* ".join([count, *problems] if problems[1:] else problems))

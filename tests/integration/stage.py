@@ -59,11 +59,14 @@ class Stage:
         stack.callback(self.redis.flushdb)
         self.app: ModuleType = stack.enter_context(fresh_module(name, self.environment))
         self._name, self._directory, self._stack = name, directory, stack
+        #: All that were started.
+        self.workers: list[CeleryWorker] = []
 
     def worker(self, **options: Any) -> CeleryWorker:
         """Start one, ready when this returns; it ends with the stage, or with `kill_group`."""
         options["env"] = {**self.environment, **options.get("env", {})}
         worker = CeleryWorker(self._name, **options)
+        self.workers.append(worker)
         self._stack.callback(lambda: self._end(worker))
         worker.start()
         worker.wait_until_ready()
