@@ -53,9 +53,9 @@ OTHER_OPTIONS: Final[dict[str, str]] = {
     ),
     **dict.fromkeys(
         ("unique_timeout", "unique_ttl", "unique_lock_timeout", "unique_period"),
-        "write unique_for=..., beside unique=...",
+        "write unique_for=... with unique=...",
     ),
-    "unique_raises": 'write on_duplicate="raise", beside unique=...',
+    "unique_raises": 'write on_duplicate="raise" with unique=...',
     "unique_wait_for_expiry": 'write unique="until_expired", unique_for=...',
     "coalesce": 'write unique="until_start"',
     "cooldown": "write min_hold=..., the seconds for which the key stays taken",
@@ -125,7 +125,7 @@ def is_of_locks(name: str) -> bool:
 
 
 def close_to(name: str, known: Iterable[str]) -> list[str]:
-    """The known names of which ``name`` is probably a misspelling.
+    """The known names that ``name`` probably misspells.
 
     A wrong suggestion is worse than none: names are compared letter by letter, and then word by
     word, without a prefix that all known names have.

@@ -59,7 +59,7 @@ KeySpec = str | tuple[str, ...] | PerTask | Callable[..., "str | None"] | None
 # of 1 MiB nor a record too long for the memory shared with the worker parent.
 _MAX_RENDERED_CHARS: Final = 160
 # A task's name and a scope of 200 characters each, one of which may become twelve when quoted, and
-# a rendered key, one character of which may become twelve, too.
+# a rendered key, whose characters may become twelve each as well.
 _MAX_LOCK_CHARS: Final = 12 * 200 + 12 * _MAX_RENDERED_CHARS + 1000
 _MAX_CLAIM_CHARS: Final = 2 * 12 * 200 + 12 * _MAX_RENDERED_CHARS + len("00000}:claim|%period|:")
 # The parameters of a wrapper that passes its arguments on: ``*args, **kwargs``.
