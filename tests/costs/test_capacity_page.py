@@ -43,6 +43,8 @@ def test_the_keys_of_the_store_are_as_large_as_the_page_says(
     for row, part in parts.items():
         [key] = [key for key in redis_client.scan_iter() if part in key]
         size = redis_client.memory_usage(key, samples=0)
+        if size < len(key):  # Valkey 8.1 leaves out a key that is kept with its value
+            size += len(key)
         assert is_near(size, bytes_of(row)), (row, size)
     constants = sum(
         redis_client.memory_usage(key, samples=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -18,6 +18,19 @@ from tests.harness.worker import CeleryWorker
 from tests.integration.stage import APP, Stage, open_stage
 
 Consume = Callable[..., CeleryWorker]
+
+#: Characters of a worker's log beside a test that failed.
+_SHOWN = 8000
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Show with a failure what the workers of its module, which still run, have written last."""
+    report: Any = yield
+    if report.failed and isinstance(stage := getattr(item, "funcargs", {}).get("stage"), Stage):
+        for worker in stage.workers:
+            report.sections.append((f"end of the log of {worker.name}", worker.log[-_SHOWN:]))
+    return report
 
 
 @pytest.fixture(scope="module")
