@@ -199,7 +199,7 @@ class OnConflict:
     A plain string is the action with these defaults.
 
     Attributes:
-        delay: Seconds until the first put-back message is delivered; doubles, with jitter.
+        delay: Seconds until the first requeued message is delivered; doubles, with jitter.
         max_delay: The longest pause between two tries, in seconds.
         max_wait: Seconds after the first conflict until FAILURE with LockConflict; None: never,
             because this action is for calls that must not be lost.
@@ -515,7 +515,7 @@ def check_autoretry(
 
     Celery's ``autoretry_for`` wraps the body, and these errors end a call that has no body. They
     can't be passed through it, as a lost lease is: the attempt after it would count as started
-    work, which is put back without a limit.
+    work, which is requeued without a limit.
 
     Raises:
         TypeError: An option is no tuple, but a single class or the like.

@@ -287,7 +287,7 @@ class Runtime:
     def _refuse_evictable(self) -> None:
         """Raise while the store may evict leases, which is asked before each acquire.
 
-        The requests are as rare as the tries of the messages, whose put-backs are delayed more and
+        The requests are as rare as the tries of the messages, whose requeues are delayed more and
         more.
 
         Raises:

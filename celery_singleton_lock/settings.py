@@ -59,9 +59,9 @@ _VISIBILITY_TIMEOUTS: Final = {
 }
 # Seconds. With any broker a twin may arrive an hour late: the broker keeps an unacknowledged
 # message assigned to a connection that it believes to be alive.
-_DEFAULT_MARKER_TTL: Final = 3600.0
-# Seconds. A twin of a running body is put back for up to 30 s, and then waits in its queue.
-_MIN_MARKER_TTL: Final = 60.0
+_DEFAULT_COMPLETION_TTL: Final = 3600.0
+# Seconds. A twin of a running body is requeued for up to 30 s, and then waits in its queue.
+_MIN_COMPLETION_TTL: Final = 60.0
 # The settings beside a URL that Celery reads: its TLS options and its transport options.
 _BESIDE: Final = {
     "result_backend": ("redis_backend_use_ssl", "result_backend_transport_options"),
@@ -114,11 +114,12 @@ class Settings:
         beat_ttl: Seconds for which a dead leader blocks the others: long enough for a leader whose
             host stalls for seconds, short enough for entries that are due meanwhile.
         beat_poll: Seconds between two tries of a standby candidate.
-        bridge: Whether the key of the old package (celery-once, celery-singleton, celery-heimdall,
-            RedBeat) is acquired too. None: yes for the bases of ``migration``, no for RedBeat.
-        marker_ttl: Seconds for which a late twin is recognized, and for which a newer call is
-            remembered (``cancel_running``). An hour by default, or ``visibility_timeout`` if that
-            is longer.
+        old_locks: Whether to take the lock of the old package (celery-once, celery-singleton,
+            celery-heimdall, RedBeat) as well. None means yes for the classes of ``migration``, and
+            no for RedBeat.
+        completion_ttl: How many seconds to remember that a message has been processed, so that a
+            late duplicate delivery is recognized, and that a newer call exists
+            (``cancel_running``). An hour by default, or ``visibility_timeout`` if that is longer.
         visibility_timeout: Seconds after which the broker delivers an unacknowledged message
             again; None for brokers that wait for the connection to end.
     """
@@ -158,12 +159,12 @@ class Settings:
     # A try of a standby candidate is one script that changes nothing. More than 20 per second have
     # no use.
     beat_poll: float = option(1.0, at_least, 0.05, " between two tries of a standby")
-    bridge: bool | None = option(None, flag)
-    marker_ttl: float = option(
-        _DEFAULT_MARKER_TTL,
+    old_locks: bool | None = option(None, flag)
+    completion_ttl: float = option(
+        _DEFAULT_COMPLETION_TTL,
         at_least,
-        _MIN_MARKER_TTL,
-        ", because a second delivery of a running task waits for up to 30 s before it looks again",
+        _MIN_COMPLETION_TTL,
+        ", because a second delivery of a running task waits for up to 30 s before it asks again",
     )
 
     @property
@@ -173,7 +174,7 @@ class Settings:
 
     @property
     def longest_countdown(self) -> float | None:
-        """The longest countdown of a put-back message, in seconds; None: there is no limit.
+        """The longest countdown of a requeued message, in seconds; None: there is no limit.
 
         With a longer countdown the broker would deliver the message again while a worker still
         waits for its eta, and every copy would multiply (1 message became 1060 deliveries in 40 s).
@@ -221,7 +222,7 @@ def read_settings(app: Celery) -> Settings:
         visibility_timeout=visibility_timeout,
         **{
             "beat_name": app.main or "celery",
-            "marker_ttl": max(visibility_timeout or 0.0, _DEFAULT_MARKER_TTL),
+            "completion_ttl": max(visibility_timeout or 0.0, _DEFAULT_COMPLETION_TTL),
             **own,
         },
     )

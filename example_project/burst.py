@@ -54,10 +54,10 @@ def unpublished(entries: Sequence[Entry]) -> dict[str, int]:
 def waits(entries: Sequence[Entry]) -> list[Wait]:
     """How long each message waited, by publication; until its body ran for the first time.
 
-    A message that is taken up and put back goes on waiting. The wait ends when it was taken up for
+    A message that is taken up and requeued goes on waiting. The wait ends when it was taken up for
     that run, not when the body wrote its start: in between it has the lock already, and another
     call may be published. A killed body's second run is no wait: it had begun. Neither is that of a
-    message that a killed worker had taken up and not put back: it may have had the lock already.
+    message that a killed worker had taken up and not requeued: it may have had the lock already.
     """
     published: dict[str, Entry] = {}
     started: dict[str, float] = {}

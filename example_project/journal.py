@@ -18,7 +18,7 @@ from pathlib import Path
 
 class What(StrEnum):
     CALL = "call"  # one of many calls was made; whether a message came of it, SENT says
-    SENT = "sent"  # a message was published; again for the same job: it was put back
+    SENT = "sent"  # a message was published; again for the same job: it was requeued
     TAKEN = "taken"  # a worker took the message up; what it does with it comes after
     START = "start"  # a body began
     END = "end"  # the same body ended, `detail` says how
@@ -180,7 +180,7 @@ def unsettled(entries: Sequence[Entry]) -> set[str]:
     return set(jobs(entries)) - finished - skipped
 
 
-def put_backs(entries: Iterable[Entry]) -> list[Entry]:
+def requeues(entries: Iterable[Entry]) -> list[Entry]:
     """Publications of a job after its first: it came too early, and the worker sent it back."""
     seen: set[str] = set()
     again = []

@@ -33,10 +33,10 @@ def narrated(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
             case What.CALL:
                 unsent[entry.lane] = unsent.get(entry.lane, 0) + 1
             case What.SENT if entry.job in sent:
-                # It is put back until the key is free: one line is enough.
+                # It is requeued until the key is free: one line is enough.
                 if entry.job not in waiting:
                     waiting.add(entry.job)
-                    yield entry, words.format("put back") + " waits for its turn"
+                    yield entry, words.format("requeued") + " waits for its turn"
             case What.SENT:
                 sent.add(entry.job)
                 if by_beat(entry):

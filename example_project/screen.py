@@ -97,7 +97,7 @@ def _board(snapshot: Snapshot) -> Iterator[str]:
     beats = "   ".join(words for name, words in up.items() if name in BEATS)
     yield f"{beats}       ticks sent twice {_alarm(twice)}   {leader}"
     yield ""
-    counts = f"{'done':>5}{'skipped':>8}{'put back':>9}{'unsent':>7}"
+    counts = f"{'done':>5}{'skipped':>8}{'requeued':>9}{'unsent':>7}"
     yield f"{DIM}{'':20}{'runs on':20}{'lease':17}{'heartbeats':11}{counts}{PLAIN}"
     yield from _rows(snapshot)
     yield ""
@@ -111,7 +111,7 @@ def _rows(snapshot: Snapshot) -> Iterator[str]:
     names = records.jobs(entries)
     leases = {names[lease.job]: lease for lease in snapshot.leases if lease.job in names}
     beats = heartbeats(entries)
-    put_back = records.put_backs(entries)
+    requeue = records.requeues(entries)
     unsent = unpublished(entries)
     for lane in sorted(set(names.values())):
         runs = [run for run in task_runs if run.lane == lane]
@@ -121,7 +121,7 @@ def _rows(snapshot: Snapshot) -> Iterator[str]:
         hearts = "♥" * min(beats.get(lease.job, 0), 10) if lease else ""
         done = sum(run.outcome == "done" for run in runs)
         skipped = sum(entry.lane == lane and entry.what is What.SKIP for entry in entries)
-        waited = sum(entry.lane == lane for entry in put_back)
+        waited = sum(entry.lane == lane for entry in requeue)
         colour = RED if running.total() > 1 else GREEN if running else DIM
         workers = [f"{name} x{n}" if n > 1 else name for name, n in running.items()]
         where = ", ".join(workers) or ("dead, lease runs out" if lease else "-")
@@ -158,7 +158,7 @@ def _up(alive: bool) -> str:
 
 def _coloured(text: str) -> str:
     alarms = dict.fromkeys(("OVERLAP", "KILLED", "SENT TWICE"), RED)
-    alarms |= dict.fromkeys((" skips ", " put back "), YELLOW)
+    alarms |= dict.fromkeys((" skips ", " requeued "), YELLOW)
     for word, colour in alarms.items():
         text = text.replace(word, f"{colour}{word}{PLAIN}")
     return text

@@ -130,7 +130,7 @@ class _Panel:
             if entry.lane == lane.name and entry.what is What.SKIP:
                 x = self._x(entry.at)
                 yield svg.line(x, bottom + 2, x, bottom + 11, stroke=MUTED, width=2)
-        for entry in records.put_backs(self._outcome.entries):
+        for entry in records.requeues(self._outcome.entries):
             if entry.lane == lane.name:
                 yield svg.circle(self._x(entry.at), bottom + 7, 3, fill="white", stroke=MUTED)
 
@@ -213,7 +213,7 @@ def _legend(y: float, colours: dict[str, str]) -> Iterator[str]:
     bars = (
         (svg.circle(8, 8, 2.5, fill=MUTED), "heartbeat", 104),
         (svg.line(8, 3, 8, 13, stroke=MUTED, width=2), "skipped", 92),
-        (svg.circle(8, 8, 3, fill="white", stroke=MUTED), "put back, runs later", 164),
+        (svg.circle(8, 8, 3, fill="white", stroke=MUTED), "requeued, runs later", 164),
         (svg.cross(8, 8, stroke=ALARM), "killed", 80),
         (svg.rect(-6, 0, 24, BAR, stroke=ALARM, radius=3), "runs again", 110),
         (svg.rect(-6, 0, 24, BAR, fill=ALARM, opacity=0.22), "two bodies of one key", 0),

@@ -15,7 +15,7 @@ class Figures:
     sent: int
     bodies: int
     skipped: int
-    put_back: int
+    requeue: int
     killed: int
     run_again: int
     overlaps: int
@@ -37,7 +37,7 @@ def figures(outcome: Outcome) -> Figures:
         sent=len(records.jobs(entries)),
         bodies=len(task_runs),
         skipped=sum(entry.what is What.SKIP for entry in entries),
-        put_back=len(records.put_backs(entries)),
+        requeue=len(records.requeues(entries)),
         killed=len(killed),
         run_again=len(killed & {run.job for run in task_runs if run.outcome == "done"}),
         overlaps=len(records.overlaps(task_runs)),
@@ -72,7 +72,7 @@ def _rows(of: Figures) -> Iterator[tuple[str, object]]:
     yield "jobs sent", of.sent
     yield "bodies run", of.bodies
     yield "calls skipped: a run was going on", of.skipped
-    yield "times put back to wait for their turn", of.put_back
+    yield "times requeued to wait for their turn", of.requeue
     yield "jobs killed with their worker", of.killed
     yield "... that ran again to the end", of.run_again
     yield f"messages for a burst of {of.burst.calls} calls", of.burst.published

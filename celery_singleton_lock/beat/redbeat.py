@@ -56,10 +56,10 @@ class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
         # and does not compare the lock before a send.
         old_key: str | None = self.lock_key
         self.lock_key: str | None = None
-        # With `singleton_lock_bridge` the leader holds RedBeat's lock too. RedBeat's close()
+        # With `singleton_lock_old_locks` the leader holds RedBeat's lock too. RedBeat's close()
         # releases what `lock` is.
         self.lock: Lock | None = None
-        if old_key and not kwargs.get("lazy") and self._runtime.settings.bridge:
+        if old_key and not kwargs.get("lazy") and self._runtime.settings.old_locks:
             self.lock = get_redis(app).lock(old_key, timeout=self.lock_timeout, blocking=False)
 
     def setup_schedule(self) -> None:

@@ -119,7 +119,7 @@ class Join:
         key: The lock key.
         token: The token of the attempt whose message it is.
         message: The message. It replaces an older one.
-        sequence: How often this attempt was put back.
+        sequence: How often this attempt was requeued.
         late: Whether the call's messages are acknowledged late.
         max_waiting: How many calls may be in the queue; None: any number.
         claim: The key of the call's claim, in the shard of ``key``; empty: none. If the call is new
@@ -145,7 +145,7 @@ class Remove:
         key: The lock key.
         token: The token of the attempt.
         ended_ttl: Seconds for which the store remembers that the call has ended.
-        sequence: How often the message that has ended was put back. A later copy that has joined
+        sequence: How often the message that has ended was requeued. A later copy that has joined
             keeps the place. None: no copy of the attempt does.
         first_open: The retries of the first attempt that may still come to this key; None: none
             may.

@@ -26,7 +26,7 @@ class EventName(StrEnum):
     CONFLICT = "conflict"
     DUPLICATE = "duplicate"
     CANCELLED = "cancelled"
-    PUT_BACK = "put-back"
+    REQUEUED = "requeued"
     DROPPED = "dropped"
     # Events of a call in the queue of its key.
     JOINED = "joined"

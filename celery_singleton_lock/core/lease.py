@@ -150,7 +150,7 @@ class Holder:
     worker: str = ""
     pid: int = 0
     since: float = 0.0  # seconds since the epoch
-    first_try: float = 0.0  # of a call that was put back, seconds since the epoch; 0.0: `since`
+    first_try: float = 0.0  # of a call that was requeued, seconds since the epoch; 0.0: `since`
     expires: float = 0.0  # of a claim: expiry of its message, seconds since the epoch; 0.0: never
     process: str = ""  # see process.py; empty: its death can't be proven
     ttl: float = 0.0  # of a lease whose call sets it, in seconds; 0.0: that of the task

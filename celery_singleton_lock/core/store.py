@@ -77,7 +77,7 @@ class Authorization(StrEnum):
 class MarkerState(StrEnum):
     """The state of an attempt in its marker; the store holds the letter."""
 
-    WAITING = "-"  # put back; only the newest copy counts
+    WAITING = "-"  # requeued; only the newest copy counts
     FINISHING = "f"  # the body has ended, its callbacks are being sent
     DONE = "d"  # the outcome is final and stored
 
@@ -180,7 +180,7 @@ class Acquire:
         token: The token of the delivery.
         holder: The holder's description for people.
         ttl: Seconds.
-        sequence: How often this attempt was put back. Copies older than the newest are refused.
+        sequence: How often this attempt was requeued. Copies older than the newest are refused.
         claim: The change of the message's claim after a grant. The claim is renewed with the lease.
         frees_claim: Whether a refusal by another task ends the message, and so frees its claim.
         refused_if_claimed: Whether the message was published beside another task's claim. While
@@ -391,7 +391,7 @@ class Mark:
         key: The lock key.
         token: The token of the delivery.
         state: The new state, unless a higher one is stored.
-        sequence: How often the attempt was put back.
+        sequence: How often the attempt was requeued.
         ttl: Seconds.
         claim: The change of the message's claim, if the claim stands and the attempt isn't done.
     """

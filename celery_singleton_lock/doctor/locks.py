@@ -62,7 +62,7 @@ def check_leases(context: Context) -> Findings:
             yield from _missing_basics(context, exc)
             return
         if isinstance(exc, StoreUnavailable):
-            remedy += "; until then tasks are put back"
+            remedy += "; until then tasks are requeued"
         yield error(subject, str(exc), remedy)
         return
     yield ok("reachability", f"acquire, renew and release work; {median * 1000:.1f} ms each")

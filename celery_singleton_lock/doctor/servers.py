@@ -314,7 +314,7 @@ def check_persistence(context: Context, server: Server) -> Findings:
         yield note(
             "persistence",
             "no append-only file: a restart forgets leases. Bodies that run then are interrupted "
-            "soon after the server answers again, and put back if their task is acks_late",
+            "soon after the server answers again, and requeued if their task is acks_late",
             "appendonly yes, if restarts happen often",
         )
     elif server.info:

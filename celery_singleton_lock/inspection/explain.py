@@ -56,7 +56,7 @@ class Fate(StrEnum):
     CANCELLED = "cancelled"  # by a newer call
     LOST_LEASE = "lost its lease"
     RETRYING = "retrying"
-    PUT_BACK = "put back"
+    REQUEUED = "requeued"
     WAITING = "waiting"  # for the key: in a process of a worker, or in the queue of the key
     RECEIVED = "received"  # by a worker, but no process has begun with it
     QUEUED = "queued"  # published; no worker that answered has it
@@ -294,13 +294,13 @@ def _in_queue(facts: Facts) -> _Verdict | None:
     return _Verdict(Fate.QUEUED, [text, why, *found], key)
 
 
-def _put_back(facts: Facts) -> _Verdict | None:
-    if not facts.put_backs:
+def _requeue(facts: Facts) -> _Verdict | None:
+    if not facts.requeues:
         return None
     key = (facts.message and facts.message.key) or _own_key(facts)
-    times = "once" if facts.put_backs == 1 else f"{facts.put_backs} times"
+    times = "once" if facts.requeues == 1 else f"{facts.requeues} times"
     again = _at(facts.message.eta) if facts.message else ""
-    text = f"It was put back {times} (in this attempt) and will be tried again{again}."
+    text = f"It was requeued {times} (in this attempt) and will be tried again{again}."
     holder = _holder_of(facts, key)
     if holder is not None:
         why = f"Now {_has(facts, holder)}."
@@ -311,7 +311,7 @@ def _put_back(facts: Facts) -> _Verdict | None:
             "Its key is only in its message, and no worker that answered has that: it is on its "
             "way, or the broker delays it."
         )
-    return _Verdict(Fate.PUT_BACK, [text, why], key, _row(holder))
+    return _Verdict(Fate.REQUEUED, [text, why], key, _row(holder))
 
 
 def _retrying(facts: Facts) -> _Verdict | None:
@@ -452,7 +452,7 @@ _RULES: Final[tuple[Callable[[Facts], _Verdict | None], ...]] = (
     _waiting,
     _to_be_revoked,
     _in_queue,
-    _put_back,
+    _requeue,
     _retrying,
     _received,
     _done,
@@ -470,11 +470,11 @@ def _remarks(facts: Facts, fate: Fate) -> Iterator[str]:
     if by is not None:
         at = datetime.fromtimestamp(by.at, UTC)
         yield f"An operator released its key{_at(at)}: {by}."
-    if fate in (Fate.RUNNING, Fate.RECEIVED, Fate.RETRYING, Fate.WAITING) and facts.put_backs:
-        yield f"It was put back {facts.put_backs} time(s) before (in this attempt)."
-    if fate in (Fate.PUT_BACK, Fate.QUEUED, Fate.RETRYING, Fate.STARTED) and not facts.workers:
+    if fate in (Fate.RUNNING, Fate.RECEIVED, Fate.RETRYING, Fate.WAITING) and facts.requeues:
+        yield f"It was requeued {facts.requeues} time(s) before (in this attempt)."
+    if fate in (Fate.REQUEUED, Fate.QUEUED, Fate.RETRYING, Fate.STARTED) and not facts.workers:
         yield f"{_no_worker(facts)}, so its message may be in one."
-    if facts.place is not None and fate in (Fate.RETRYING, Fate.PUT_BACK, Fate.RECEIVED):
+    if facts.place is not None and fate in (Fate.RETRYING, Fate.REQUEUED, Fate.RECEIVED):
         place = _ordinal(facts.place.position - 1)
         yield f"It keeps its place in the queue of {facts.place.key}, as {place}."
     if facts.result.problem and fate is not Fate.UNKNOWN:
@@ -497,7 +497,7 @@ _REMEDIES: Final[Mapping[Fate, str]] = {
     ),
     Fate.RUNNING: "nothing; `celery -A ... singleton show KEY` shows how long it may take",
     Fate.RETRYING: "nothing, a worker that consumes its queue runs it",
-    Fate.PUT_BACK: "nothing, a worker that consumes its queue runs it when the key is free",
+    Fate.REQUEUED: "nothing, a worker that consumes its queue runs it when the key is free",
     Fate.WAITING: "nothing, it runs in its turn; if the holder hangs, restart the holder's worker",
     Fate.RECEIVED: "nothing, if it is due later; else start more processes or workers",
     Fate.QUEUED: "start more workers if it takes too long",
@@ -524,7 +524,7 @@ def _remedy(facts: Facts, verdict: _Verdict) -> Iterator[str]:
         )
     elif fate is Fate.STARTED and facts.released is not None:
         text = f"nothing; when it has been interrupted, {_AGAIN}"
-    elif queue and fate in (Fate.QUEUED, Fate.RETRYING, Fate.PUT_BACK):
+    elif queue and fate in (Fate.QUEUED, Fate.RETRYING, Fate.REQUEUED):
         text = f"start a worker that consumes it: celery -A ... worker -Q {quote(queue)}"
     if text:
         yield f"To do: {text}."

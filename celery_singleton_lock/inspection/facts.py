@@ -61,10 +61,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """The marker of one attempt of the task. ``put_backs`` counts those of this attempt."""
+    """The marker of one attempt of the task. ``requeues`` counts those of this attempt."""
 
     state: MarkerState
-    put_backs: int
+    requeues: int
 
     @classmethod
     def parse(cls, text: str) -> Marker | None:
@@ -72,7 +72,7 @@ class Marker:
         state, sequence, *_ = [*text.split(" "), "", ""]
         if state not in [*MarkerState] or not sequence.isdigit():
             return None
-        return cls(state=MarkerState(state), put_backs=int(sequence))
+        return cls(state=MarkerState(state), requeues=int(sequence))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +152,9 @@ class Facts:
     visibility_timeout: float | None = None
 
     @property
-    def put_backs(self) -> int:
-        """How often the current attempt was put back, as far as its marker says."""
-        return max((m.put_backs for m in self.markers if m.state is MarkerState.WAITING), default=0)
+    def requeues(self) -> int:
+        """How often the current attempt was requeued, as far as its marker says."""
+        return max((m.requeues for m in self.markers if m.state is MarkerState.WAITING), default=0)
 
     def ttl_of(self, held: HeldKey) -> float | None:
         """The ttl of a lease; None: it is not known."""
@@ -324,7 +324,7 @@ class _Workers:
     def find(self, task_id: str) -> InWorker | None:
         """The message of ``task_id``; if workers have several copies, the one that a process has.
 
-        A worker's index by id loses a message that was put back, because the copy arrives before
+        A worker's index by id loses a message that was requeued, because the copy arrives before
         the worker has finished with the original. Its schedule has the copy.
         """
         replies = self._ask("query_task", task_id)

@@ -240,7 +240,7 @@ def cancel(app: Celery, call: CallInQueue, *, reason: str = "", user: str = "") 
     if message is not None:
         token = token_of(message.headers)
         free_claim(runtime, message, timeout=MAX_TIMEOUT)
-    ttl = max(runtime.settings.marker_ttl, _WEEK)
+    ttl = max(runtime.settings.completion_ttl, _WEEK)
     request = Remove(key=call.key, token=token, ended_ttl=ttl)
     removal, following = queue.remove(request, timeout=MAX_TIMEOUT)
     if removal is Removal.REMOVED:

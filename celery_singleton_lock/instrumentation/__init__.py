@@ -20,8 +20,8 @@ from .signals import (
     call_duplicate,
     call_joined,
     call_published,
-    call_put_back,
     call_removed,
+    call_requeued,
     call_stalled,
     lease_acquired,
     lease_conflict,
@@ -39,7 +39,7 @@ __all__ = ["Event", "EventName", "EventPipe", "Holder"]
 __all__ += ["SINKS", "add_sink", "has_observers", "is_observed", "log_event", "send_worker_event"]
 __all__ += ["lease_acquired", "lease_conflict", "lease_freed", "lease_lost"]
 __all__ += ["lease_release_failed", "lease_released"]
-__all__ += ["call_cancelled", "call_dropped", "call_duplicate", "call_put_back"]
+__all__ += ["call_cancelled", "call_dropped", "call_duplicate", "call_requeued"]
 __all__ += ["call_joined", "call_published", "call_removed", "call_stalled"]
 __all__ += ["beat_leading", "beat_resigned", "beat_standing_by", "store_back", "store_unreachable"]
 __all__ += ["broker_back", "broker_unreachable"]

@@ -23,7 +23,7 @@ COUNTERS: Final[Mapping[EventName, tuple[str, str, tuple[str, ...]]]] = {
     EventName.LEASE_LOST: ("losses", "Leases lost before their body ended.", ("reason",)),
     EventName.RELEASE_FAILED: ("release_failures", "Releases without a definite reply.", ()),
     EventName.FREED: ("freed", "Leases of dead processes freed by other processes.", ()),
-    EventName.PUT_BACK: ("put_backs", "Messages published again, to run later.", ("reason",)),
+    EventName.REQUEUED: ("requeues", "Messages published again, to run later.", ("reason",)),
     EventName.DROPPED: ("drops", "Copies of messages dropped.", ("reason",)),
     EventName.JOINED: ("joins", "Calls that wait in the queue of their key.", ()),
     EventName.PUBLISHED: ("publications", "Messages published in their turn.", ()),
@@ -42,14 +42,14 @@ COUNTERS: Final[Mapping[EventName, tuple[str, str, tuple[str, ...]]]] = {
 KNOWN: Final[Mapping[EventName, tuple[str, ...]]] = {
     EventName.ACQUIRED: (),
     EventName.RELEASED: (),
-    EventName.CONFLICT: ("skip", "put-back", "wait", "raise", "revoke"),
+    EventName.CONFLICT: ("skip", "requeued", "wait", "raise", "revoke"),
     EventName.DUPLICATE: tuple(OnDuplicate),
     EventName.CANCELLED: (),
     # DYING is no loss: the worker parent reports the end.
     EventName.LEASE_LOST: tuple(reason for reason in LossReason if reason is not LossReason.DYING),
     EventName.RELEASE_FAILED: (),
     EventName.FREED: (),
-    EventName.PUT_BACK: ("conflict",),
+    EventName.REQUEUED: ("conflict",),
     EventName.JOINED: (),
     EventName.PUBLISHED: (),
     EventName.STALLED: (),
@@ -68,8 +68,8 @@ BUCKETS: Final = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 4 * 36
 def is_counted(event: Event) -> bool:
     """Whether the counter of ``event`` counts it.
 
-    A call that is put back again and again is one call with a conflict. Its tries are put-backs.
+    A call that is requeued again and again is one call with a conflict. Its tries are requeues.
     """
     if event.name is not EventName.CONFLICT:
         return True
-    return not (event.data.get("again") and event.data.get("outcome") == "put-back")
+    return not (event.data.get("again") and event.data.get("outcome") == "requeued")

@@ -41,7 +41,7 @@ _OUTCOMES: Final = frozenset(
     {
         EventName.ACQUIRED,
         EventName.CONFLICT,
-        EventName.PUT_BACK,
+        EventName.REQUEUED,
         EventName.DROPPED,
         EventName.CANCELLED,
         EventName.LEASE_LOST,

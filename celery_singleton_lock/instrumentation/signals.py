@@ -32,7 +32,7 @@ lease_freed = _signal("lease_freed")
 lease_conflict = _signal("lease_conflict")
 call_duplicate = _signal("call_duplicate")
 call_cancelled = _signal("call_cancelled")
-call_put_back = _signal("call_put_back")
+call_requeued = _signal("call_requeued")
 call_dropped = _signal("call_dropped")
 call_joined = _signal("call_joined")
 call_published = _signal("call_published")
@@ -56,7 +56,7 @@ SIGNALS: Final = {
     EventName.CONFLICT: lease_conflict,
     EventName.DUPLICATE: call_duplicate,
     EventName.CANCELLED: call_cancelled,
-    EventName.PUT_BACK: call_put_back,
+    EventName.REQUEUED: call_requeued,
     EventName.DROPPED: call_dropped,
     EventName.JOINED: call_joined,
     EventName.PUBLISHED: call_published,

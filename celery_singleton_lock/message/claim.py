@@ -16,8 +16,8 @@ Non-guarantees
 State model, in the store::
 
     admit -> queued --acquire, until_done--> running --retry--> retrying --acquire--> running
-               |  ^                             |  +--put back, requeued--> queued
-               |  +--put back, retry            +--ended--> (free)
+               |  ^                             |  +--requeued-----------> queued
+               |  +--requeued, retry            +--ended--> (free)
                +--acquire, until_start; discarded; ended without a run--> (free)
 
     The claim of a period (``until_expired``) stays queued until it expires. Its message does not

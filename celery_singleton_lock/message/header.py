@@ -45,7 +45,7 @@ _RANDOM_ID: Final = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 )
 
-# The valid counts. No message is put back more often, so this library writes no larger number.
+# The valid counts. No message is requeued more often, so this library writes no larger number.
 _COUNTS: Final = range(10**9)
 _MAX_NAME: Final = 32
 # Seconds since the epoch, in the year 5138; until then a float resolves milliseconds.
@@ -62,11 +62,11 @@ class Delivery:
     Attributes:
         token: Identifies this delivery of this attempt.
         started: Whether the task may have begun; then it is never skipped.
-        sequence: Number of put-backs of this attempt; only the newest copy counts.
+        sequence: Number of requeues of this attempt; only the newest copy counts.
         tries: Number of consecutive conflicts, for the backoff.
         since: Time of the first of these conflicts, in seconds since the epoch; None: none.
         last: Time of the last of these conflicts; None: none, or an older version has copied it.
-        losses: Number of put-backs of this task after a lost lease.
+        losses: Number of requeues of this task after a lost lease.
         options: The policy's options that the call set; None: none.
         claim: The header's claim, not validated.
         period: The key of the period's claim, not validated; only of a duplicate in a canvas.

@@ -5,13 +5,13 @@ Overview
     the task has ended. They have no lock around the body. A bridge does both: it claims in the old
     key, and its body runs under a lease of this library.
 
-    With ``singleton_lock_bridge = False`` a call is claimed by this library's ``unique``, and the
+    With ``singleton_lock_old_locks = False`` a call is claimed by ``unique``, and the
     old key is only freed. This is for the release after the last old process has stopped.
 
 Guarantees
     An equal call is not published while another one is queued or runs, whichever of the two
     packages published it, and whichever runs it. Two bodies in workers with a bridge never overlap.
-    A body that meets the lease of another is put back; its call is never skipped.
+    A body that meets the lease of another is requeued; its call is never skipped.
 
 Non-guarantees
     Everything that only the old key ensures ends when the old key expires: a body in an old worker
@@ -216,7 +216,7 @@ class Bridge(SingletonTask[..., Any]):
 
     @cached_property
     def _bridges(self) -> bool:
-        return self._runtime().settings.bridge is not False
+        return self._runtime().settings.old_locks is not False
 
     @cached_property
     def _policy(self) -> Policy:

@@ -1,6 +1,6 @@
 """``debounce``: when a message may start, and Celery's options that contradict it.
 
-Each later call postpones the start (`publish.replace`). A message that is not due is put back
+Each later call postpones the start (`publish.replace`). A message that is not due is requeued
 (`task.replace`).
 """
 
@@ -16,12 +16,12 @@ from ..policy import Policy
 
 
 def first_countdown(debounce: float, longest: float | None) -> float:
-    """The countdown of a debounced message; a worker puts it back if it is not due then.
+    """The countdown of a debounced message; a worker requeues it if it is not due then.
 
     Args:
         debounce: Seconds.
         longest: The longest countdown that is shorter than the broker's visibility timeout, in
-            seconds; None: there is no such timeout. Copies of put-backs have the same limit.
+            seconds; None: there is no such timeout. Copies of requeues have the same limit.
     """
     return debounce if longest is None else min(debounce, longest)
 

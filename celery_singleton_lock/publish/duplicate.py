@@ -121,7 +121,7 @@ def takes_over(runtime: Runtime, existing: Record, caller: Holder, *, asks: bool
         asks: Whether the result backend is asked; if not, that call counts as not ended.
     """
     # Two calls that expire count as equal: with expires=60 at the task, each call expires later
-    # than the one before. A retry and a put-back copy keep the time. Their claim lasts longer.
+    # than the one before. A retry and a requeue copy keep the time. Their claim lasts longer.
     expires = existing.holder.expires
     may_expire = expires and existing.phase is not Phase.RUNNING
     if may_expire and (not caller.expires or expires <= caller.since):

@@ -376,7 +376,7 @@ def _withdraw(runtime: Runtime, queue: CallQueue, request: Join) -> Removal:
         key=request.key,
         token=request.token,
         # The broker may have taken the message, though its reply says otherwise, or is missing.
-        ended_ttl=max(runtime.settings.marker_ttl, _WEEK),
+        ended_ttl=max(runtime.settings.completion_ttl, _WEEK),
         sequence=request.sequence,
         only_unbegun=True,
     )

@@ -260,7 +260,7 @@ class TransitionStore(Store):
 
     def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
         marker = Keyspace.marker(request.slots[0], request.token.attempt)
-        # A claim exists since the message was published. A retry and a message that was put back
+        # A claim exists since the message was published. A retry and a message that was requeued
         # have left a reservation or a marker.
         is_first = request.claim is None and request.token.retries == 0 and request.sequence == 0
         transition = Transition(

@@ -60,7 +60,7 @@ class CallOrder:
             StoreError: The store refuses, or does not answer.
         """
         call = Call(task=token.task, called_at=self.called_at)
-        store, ttl = self._runtime.store, self._runtime.settings.marker_ttl
+        store, ttl = self._runtime.store, self._runtime.settings.completion_ttl
         options = {"ttl": ttl, "timeout": self._timeout}
         newest = store.note_call(self._key, call, **options, reservation=reservation)
         if newest.task != token.task:

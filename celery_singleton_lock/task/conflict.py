@@ -4,9 +4,9 @@ The first row that matches applies::
 
     this attempt is done, a newer copy of the message exists,
     or a later attempt has the key                              drop; the result is not changed
-    an earlier attempt of the same task has it                  put back, shortly
-    the same attempt under another nonce has it (a twin)        put back, until the twin ends
-    another holder, and this work may have begun                put back; it is never skipped
+    an earlier attempt of the same task has it                  requeued, shortly
+    the same attempt under another nonce has it (a twin)        requeued, until the twin ends
+    another holder, and this work may have begun                requeued; it is never skipped
     another holder                                              the policy's on_conflict
 """
 
@@ -20,7 +20,7 @@ from ..core.lease import Kind, Record
 from ..core.store import Relation
 from ..message.header import Delivery
 from ..policy import ConflictAction, OnConflict
-from .put_back import AGAIN, SHORTLY, Pace
+from .requeue import AGAIN, SHORTLY, Pace
 
 _ASKED: Final = "the holder is asked to end"
 _NO_PLACE: Final = "an eager call takes no place in its queue"
@@ -37,7 +37,7 @@ _REASONS: Final = {
 
 class Outcome(StrEnum):
     DROP = "drop"
-    PUT_BACK = "put-back"
+    REQUEUED = "requeued"
     SKIP = "skip"
     REVOKE = "revoke"
     WAIT = "wait"
@@ -51,8 +51,8 @@ class Decision:
     Attributes:
         outcome: The outcome.
         reason: The reason, for the log and the error.
-        delivery: The content of the header of a put-back copy.
-        pace: The delay of a put-back.
+        delivery: The content of the header of a requeue copy.
+        pace: The delay of a requeue.
         queues_claim: Whether the message's claim is queued with the copy. False if another delivery
             or attempt of the task has the key, because that one settles the claim.
     """
@@ -69,7 +69,7 @@ def decide(
     delivery: Delivery,
     rule: OnConflict,
     *,
-    no_put_back: str | None,
+    no_requeue: str | None,
     wall: float,
     waited: float,
 ) -> Decision:
@@ -79,7 +79,7 @@ def decide(
         relation: The relation in the store's refusal.
         delivery: The delivery.
         rule: The policy's ``on_conflict``.
-        no_put_back: Why the message can't be put back (LockConflict then); None: it can.
+        no_requeue: Why the message can't be requeued (LockConflict then); None: it can.
         wall: Seconds since the epoch, for ``max_wait``.
         waited: Seconds for which this delivery has blocked the worker, for ``timeout``.
     """
@@ -94,13 +94,13 @@ def decide(
         if action is ConflictAction.RAISE:
             return Decision(Outcome.RAISE, 'on_conflict="raise" doesn\'t wait', delivery)
         if action is ConflictAction.QUEUE:  # the store gives all others a place
-            return Decision(Outcome.RAISE, _NO_PLACE if no_put_back else _NO_WAIT, delivery)
+            return Decision(Outcome.RAISE, _NO_PLACE if no_requeue else _NO_WAIT, delivery)
         if waited < rule.timeout:
             is_cancel = action is ConflictAction.CANCEL_RUNNING
             return Decision(Outcome.WAIT, _ASKED if is_cancel else "conflict", delivery)
         return Decision(Outcome.RAISE, f"waiting for {rule.timeout:g} s was not enough", delivery)
-    if no_put_back is not None:
-        return Decision(Outcome.RAISE, no_put_back, delivery)
+    if no_requeue is not None:
+        return Decision(Outcome.RAISE, no_requeue, delivery)
     if is_new:
         # Other software or a wrong clock wrote a first conflict in the future. Without this limit,
         # the message would wait endlessly.
@@ -110,13 +110,13 @@ def decide(
             return Decision(Outcome.RAISE, f"max_wait of {rule.max_wait:g} s is over", delivery)
         pace = (rule.delay, min(rule.max_delay, left))
         copy = replace(delivery, since=since, last=wall)
-        return Decision(Outcome.PUT_BACK, "conflict", copy, pace, queues_claim=True)
+        return Decision(Outcome.REQUEUED, "conflict", copy, pace, queues_claim=True)
     started = replace(delivery, started=True, last=wall)
     if relation is Relation.OTHER:
         reason = "started work is not skipped"
-        return Decision(Outcome.PUT_BACK, reason, started, queues_claim=True)
+        return Decision(Outcome.REQUEUED, reason, started, queues_claim=True)
     pace = SHORTLY if relation is Relation.EARLIER else AGAIN
-    return Decision(Outcome.PUT_BACK, _REASONS[relation], started, pace)
+    return Decision(Outcome.REQUEUED, _REASONS[relation], started, pace)
 
 
 def is_overtaken(delivery: Delivery, record: Record | None, wall: float) -> bool:

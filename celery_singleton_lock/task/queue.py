@@ -22,7 +22,7 @@ from ..message.stored_message import Capture
 from ..policy import ConflictAction
 from ..publish.queue import claim_of, publish_hint
 from . import claim as claims
-from .put_back import publish_copy, why_not
+from .requeue import publish_copy, why_not
 from .run_feature import Ending, Feature, Run
 
 
@@ -100,7 +100,7 @@ class Queue(Feature):
             raise Ignore
         self._drop("done")
 
-    def put_back(self, copy: Delivery) -> None:
+    def requeue(self, copy: Delivery) -> None:
         """Keep the copy in the store: copies of the older message are refused from now on."""
         with suppress(StoreError):
             self._queue.join(self._request(copy), timeout=self._timeout)
@@ -108,7 +108,7 @@ class Queue(Feature):
     def releasing(self, release: Release, ending: Ending) -> Release:
         """Release the key for the next call, or keep the place."""
         given = {f.name: getattr(release, f.name) for f in fields(release)}
-        ttl = self.run.runtime.settings.marker_ttl
+        ttl = self.run.runtime.settings.completion_ttl
         return QueuedRelease(
             **given,
             publish=self._publish,
@@ -168,7 +168,7 @@ def leave(run: Run, ending: Ending) -> None:
 
 def _take_out(run: Run, queue: CallQueue, key: str, ending: Ending) -> None:
     """Take out a call that has ended, and publish the next; repeated until the store answers."""
-    runtime, ttl = run.runtime, run.runtime.settings.marker_ttl
+    runtime, ttl = run.runtime, run.runtime.settings.completion_ttl
     request = Remove(
         key=key,
         token=run.delivery.token,

@@ -2,7 +2,7 @@
 
 A later call replaces the arguments in the store (`publish.replace`). The grant of the
 lease returns them. While a debounced message is not due, the store refuses the lease, and the
-message is put back until it is.
+message is requeued until it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..errors import LockKeyError
 from ..message.arguments import call_of_arguments, unpack_arguments
 from ..message.claim import Claim
 from ..policy import OnDuplicate
-from .put_back import why_not
+from .requeue import why_not
 from .run_feature import Feature, Run
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -50,7 +50,7 @@ class NewestArguments(Feature):
             run.runtime.clock.sleep(refused.due_in)
             return True
         delivery = replace(run.delivery, tries=-1)  # its copy has 0: it met no conflict
-        run.put_back_in(delivery, refused.due_in, "debounce")
+        run.requeue_in(delivery, refused.due_in, "debounce")
 
     def begin(
         self, lease: Lease | None, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -59,7 +59,7 @@ class NewestArguments(Feature):
 
         Raises:
             ContentDisallowed, DecodeError: They can't be read.
-            LockKeyError: They need another key, and the message can't be put back.
+            LockKeyError: They need another key, and the message can't be requeued.
         """
         run, claim = self.run, self.run.claim
         request = run.request
@@ -84,7 +84,7 @@ class NewestArguments(Feature):
         run.delivery = replace(run.delivery, claim=run.claim.to_header())
         run.rewrite_header()
         if lease is not None:
-            self._put_back_for_its_key(lease, newest, named)
+            self._requeue_for_its_key(lease, newest, named)
         return newest, named
 
     def _misses(self, claim: Claim) -> bool:
@@ -100,7 +100,7 @@ class NewestArguments(Feature):
         token = delivery.token
         return bool(delivery.sequence or token.retries or token.nesting)
 
-    def _put_back_for_its_key(
+    def _requeue_for_its_key(
         self, lease: Lease, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         """Put the message back if its newest arguments need another key than this lease's.
@@ -108,7 +108,7 @@ class NewestArguments(Feature):
         To the publisher the keys were equal: it has an older key template, or no code of the task.
 
         Raises:
-            LockKeyError: The message can't be put back.
+            LockKeyError: The message can't be requeued.
         """
         run = self.run
         if run.has_key_of(args, kwargs):

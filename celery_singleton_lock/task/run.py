@@ -3,9 +3,9 @@
 Overview
     A `TaskRun` is created when Celery calls the task, and ends at ``task_postrun``::
 
-        __call__        acquire --refused--> drop | put back | on_conflict   (see `conflict`)
+        __call__        acquire --refused--> drop | requeue | on_conflict   (see `conflict`)
                           | granted
-                        body --interrupted--> put back | LeaseLost | REVOKED
+                        body --interrupted--> requeue | LeaseLost | REVOKED
                           | returned or raised
                         the message triggers more --> release early, marker "finishing"
         result stored
@@ -17,7 +17,7 @@ Overview
 
 Guarantees
     The body runs only under a lease. (Exceptions: ``on_store_error="run"``, and keys that are
-    None.) A delivery is given up only if the message was put back, its work is done, or its body
+    None.) A delivery is given up only if the message was requeued, its work is done, or its body
     never began and its policy drops it. Every lease is released once, on every exit that leaves
     Python running. An attempt is marked as done only after its result is stored and its callbacks
     are sent.
@@ -28,10 +28,10 @@ Non-guarantees
 
 State model::
 
-    OPEN     -> SETTLED   the acquire is refused, which ends the delivery: dropped, put back,
+    OPEN     -> SETTLED   the acquire is refused, which ends the delivery: dropped, requeued,
                           skipped, failed
     OPEN     -> RELEASED  the body ended, and the message triggers more; or the lease was lost
-    RELEASED -> SETTLED   put back after a loss, or left to its twin
+    RELEASED -> SETTLED   requeued after a loss, or left to its twin
     any      -> SETTLED   settle: the lease is released, an early release is marked as done, the
                           claim of a run without a lease is changed
 
@@ -40,7 +40,7 @@ State model::
     reply, so settle also releases by its token.
 
 Failure handling
-    No reply to the acquire: ``on_store_error``. No reply from the broker to a put-back: the message
+    No reply to the acquire: ``on_store_error``. No reply from the broker to a requeue: the message
     is retained until the broker or the store answers. No reply to the release, or to the marker of
     an attempt that is done: it is repeated while this process lives; then the ttl frees the key. An
     exception in settle (a soft time limit in ``after_return``): the heartbeat discards the lease,
@@ -100,9 +100,9 @@ from .conflict import Decision, Outcome, decide, is_overtaken
 from .context import held_here, held_lease
 from .interrupt import Body, is_loss
 from .period import Period
-from .put_back import AGAIN, Pace, publish_copy, why_not
 from .queue import Queue, leave
 from .replace import NewestArguments
+from .requeue import AGAIN, Pace, publish_copy, why_not
 from .run_feature import Ending, Feature
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -213,7 +213,7 @@ class TaskRun:
             The value that Celery stores: the body's result, or the value of a skipped call.
 
         Raises:
-            Ignore: This delivery is given up: put back, dropped or revoked.
+            Ignore: This delivery is given up: requeued, dropped or revoked.
             TypeError, LockKeyError: No key can be computed from the arguments.
             LockConflict, LeaseLost, StoreError: The task fails, according to its policy.
             Exception: An exception of the body.
@@ -241,7 +241,7 @@ class TaskRun:
         try:
             reply = self._acquire()
         except (Ignore, LockConflict):
-            self._state = _State.SETTLED  # put back, left to a twin, or freed by the refusal
+            self._state = _State.SETTLED  # requeued, left to a twin, or freed by the refusal
             raise
         except StoreError as exc:
             if self.policy.on_store_error is OnStoreError.RUN:
@@ -493,7 +493,7 @@ class TaskRun:
         if not retries:
             raise error
         if requeues:
-            self._put_back(self.delivery, AGAIN, "store", self.claim, retain=False)
+            self._requeue(self.delivery, AGAIN, "store", self.claim, retain=False)
         # Neither the store nor the broker answers. An early-acknowledged message exists only in
         # this process: it is retained until one of them does.
         self.runtime.clock.sleep(backoff(*AGAIN, failures))
@@ -504,7 +504,7 @@ class TaskRun:
     def _decide(self, relation: Relation, waited: float) -> Decision:
         rule, wall = self.policy.on_conflict, self.runtime.clock.wall()
         reason = why_not(self.task, self.request)
-        return decide(relation, self.delivery, rule, no_put_back=reason, wall=wall, waited=waited)
+        return decide(relation, self.delivery, rule, no_requeue=reason, wall=wall, waited=waited)
 
     def _is_of_another_message(self, refused: Refused) -> bool:
         """Whether the record with this task id in the store belongs to another message.
@@ -536,7 +536,7 @@ class TaskRun:
                 claims.free_if_queued(self)
             raise Ignore
         self._report_conflict(decision, refused)
-        if self.delivery.queue is not None and outcome is not Outcome.PUT_BACK:
+        if self.delivery.queue is not None and outcome is not Outcome.REQUEUED:
             self._leave_queue(states.FAILURE, None)  # a period has refused it, in its turn
         if outcome is Outcome.SKIP:
             phase = refused.record.phase if refused.record else None
@@ -544,12 +544,12 @@ class TaskRun:
         if outcome is Outcome.REVOKE:
             self.revoke(refused.explain(self.key, self.policy.limit))
             raise Ignore
-        if outcome is Outcome.PUT_BACK:  # does not return
+        if outcome is Outcome.REQUEUED:  # does not return
             claim = self.claim if decision.queues_claim else None
             delivery = decision.delivery
             if is_overtaken(self.delivery, refused.record, self.runtime.clock.wall()):
                 delivery = replace(delivery, tries=max(0, delivery.tries - 1))
-            self._put_back(delivery, decision.pace, decision.reason, claim)
+            self._requeue(delivery, decision.pace, decision.reason, claim)
         raise LockConflict(
             f"{refused.explain(self.key, self.policy.limit)}, and {decision.reason}. {_NOT_RUN}",
             self.key,
@@ -564,7 +564,7 @@ class TaskRun:
 
     # --- putting the message back ----------------------------------------------------------------
 
-    def _put_back(
+    def _requeue(
         self,
         delivery: Delivery,
         pace: Pace,
@@ -577,7 +577,7 @@ class TaskRun:
 
         Args:
             delivery: The content of the copy's header.
-            pace: The delay of the put-back.
+            pace: The delay of the copy.
             reason: The reason, for the log.
             claim: The message's claim, if it is queued with the copy.
             retain: If the broker does not answer, retain the message and try again; else return.
@@ -590,7 +590,7 @@ class TaskRun:
         copy, tries, refusals = replace(delivery, tries=delivery.tries + 1).copied(), 0, 0
         if retain:  # else the store does not answer
             for feature in self._features:
-                feature.put_back(copy)
+                feature.requeue(copy)
         while True:
             try:
                 delay = pace[0] if exact else backoff(*pace, delivery.tries)
@@ -612,7 +612,7 @@ class TaskRun:
                 )
             else:
                 sequence = copy.sequence
-                self.emit(EventName.PUT_BACK, delay=delay, reason=reason, sequence=sequence)
+                self.emit(EventName.REQUEUED, delay=delay, reason=reason, sequence=sequence)
                 raise Ignore
             if not retain:
                 return
@@ -684,7 +684,7 @@ class TaskRun:
         return self.policy.on_lost or (OnLost.RETRY if self.acks_late else OnLost.FAIL)
 
     def _goes_back(self, request: Any) -> bool:
-        """Whether the message of a body that is interrupted by a loss is put back.
+        """Whether the message of a body that is interrupted by a loss is requeued.
 
         The heartbeat's thread says so in the event, and the body's thread does it. The first of
         them decides, because settings and queues may change between the two.
@@ -694,7 +694,7 @@ class TaskRun:
             and self.delivery.losses < _MAX_LOSSES
             and why_not(self.task, request) is None
         )
-        decided: bool = self.__dict__.setdefault("_is_put_back", goes_back)  # one atomic step
+        decided: bool = self.__dict__.setdefault("_is_requeued", goes_back)  # one atomic step
         return decided
 
     def _ended(self, lease: Lease, *, failed: bool) -> None:
@@ -726,7 +726,7 @@ class TaskRun:
             self._state = _State.SETTLED  # the copy is the same attempt, which is not done
             losses = self.delivery.losses + 1
             copy = replace(self.delivery, started=True, losses=losses, tries=0)
-            self._put_back(copy, AGAIN, "lease lost", self.claim)
+            self._requeue(copy, AGAIN, "lease lost", self.claim)
         return fail_as_body(self.task, error)
 
     def _release_early(self, lease: Lease, release: Release) -> None:
@@ -750,7 +750,7 @@ class TaskRun:
             # now, the job would be lost. The copy waits for the twin's end, and is dropped if the
             # twin succeeds.
             copy = replace(self.delivery, started=True, tries=0)
-            self._put_back(copy, AGAIN, _LEFT, None)
+            self._requeue(copy, AGAIN, _LEFT, None)
         self.emit(EventName.DROPPED, reason=_LEFT)
         raise Ignore
 
@@ -791,14 +791,14 @@ class TaskRun:
         )
         close_check_in(request.headers)
 
-    def put_back_in(self, delivery: Delivery, seconds: float, reason: str) -> NoReturn:
-        """Put the message back, to run after ``seconds``; ``delivery``: see :meth:`_put_back`.
+    def requeue_in(self, delivery: Delivery, seconds: float, reason: str) -> NoReturn:
+        """Requeue the message, to run after ``seconds``; ``delivery``: see :meth:`_requeue`.
 
         Raises:
             Ignore: The delivery has ended.
         """
-        self._put_back(delivery, (seconds, seconds), reason, self.claim, exact=True)
-        raise AssertionError("a put-back without an end")
+        self._requeue(delivery, (seconds, seconds), reason, self.claim, exact=True)
+        raise AssertionError("a requeue without an end")
 
     def start_over(self, lease: Lease, reason: str) -> NoReturn:
         """Release the ``lease`` before the body has begun, and put the message back.
@@ -808,7 +808,7 @@ class TaskRun:
         """
         self._release_early(lease, Release.of(lease))
         self._state = _State.SETTLED  # the copy is the same attempt, which is not done
-        self.put_back_in(self.delivery, 0.0, reason)
+        self.requeue_in(self.delivery, 0.0, reason)
 
     def end_for_good(self, lease: Lease | None, *, began: bool) -> NoReturn:
         """End a delivery whose result is stored, and whose message never comes back.
@@ -826,7 +826,7 @@ class TaskRun:
             release = Release.of(lease, claim, min_hold=min_hold)
             if began and self.acks_late:
                 release.marker = MarkerState.DONE
-                release.marker_ttl = self.runtime.settings.marker_ttl
+                release.marker_ttl = self.runtime.settings.completion_ttl
             self._locker.release(lease, self._completed(release, Ending()))
         elif claim is not None:
             claims.change(self, claim)
@@ -865,7 +865,10 @@ class TaskRun:
             return Release.of(lease, claim)
         release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
-            release.marker, release.marker_ttl = MarkerState.DONE, self.runtime.settings.marker_ttl
+            release.marker, release.marker_ttl = (
+                MarkerState.DONE,
+                self.runtime.settings.completion_ttl,
+            )
         if retry_in is not None and self.policy.hold_on_retry and self.keeps_key_for_retry:
             release.reserve(retry_in + self.policy.ttl)  # its countdown, and a ttl in the queue
         return release
@@ -943,7 +946,7 @@ class TaskRun:
     def _mark_request(
         self, state: MarkerState, sequence: int, delay: float, claim: ClaimChange | None
     ) -> Mark:
-        token, ttl = self.delivery.token, self.runtime.settings.marker_ttl + delay
+        token, ttl = self.delivery.token, self.runtime.settings.completion_ttl + delay
         return Mark(key=self.key, token=token, state=state, ttl=ttl, sequence=sequence, claim=claim)
 
     def _mark_done(self, claim: ClaimChange | None) -> None:

@@ -63,7 +63,7 @@ class Run(Protocol):
 
     def emit(self, name: EventName, **data: Any) -> None: ...
 
-    def put_back_in(self, delivery: Delivery, seconds: float, reason: str) -> NoReturn: ...
+    def requeue_in(self, delivery: Delivery, seconds: float, reason: str) -> NoReturn: ...
 
     def start_over(self, lease: Lease, reason: str) -> NoReturn: ...
 
@@ -124,8 +124,8 @@ class Feature:
         """
         return args, kwargs
 
-    def put_back(self, copy: Delivery) -> None:
-        """The message is about to be put back, as ``copy``."""
+    def requeue(self, copy: Delivery) -> None:
+        """The message is about to be requeued, as ``copy``."""
 
     def releasing(self, release: Release, ending: Ending) -> Release:
         """Complete the request that releases the lease. Returns the request."""

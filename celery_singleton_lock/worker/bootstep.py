@@ -153,7 +153,7 @@ class SingletonStep(bootsteps.StartStopStep):
 class MessagesStep(bootsteps.StartStopStep):
     """Created with the worker's consumer, and started with each of its connections to the broker.
 
-    A put-back message has a countdown. When a countdown ends, kombu's Redis transport may keep a
+    A requeued message has a countdown. When a countdown ends, kombu's Redis transport may keep a
     message where the death of the worker loses it.
     """
 
@@ -375,7 +375,7 @@ def _check_store(runtime: Runtime) -> None:
         if reason := why_no_leases(runtime):
             runtime.refuse_evictable_leases(is_known=True)
             logger.error(
-                "singleton: no locks: %s. Until then singleton tasks are put back, and the "
+                "singleton: no locks: %s. Until then singleton tasks are requeued, and the "
                 "worker's other tasks run",
                 reason,
             )
@@ -406,12 +406,12 @@ def _reporting_faults(runtime: Runtime) -> Iterator[None]:
         if isinstance(exc, StoreUnavailable):
             runtime.refuse_evictable_leases(is_known=False)
             _warn(
-                f"no locks now, because {url} can't be used ({exc}); tasks are put back until it "
+                f"no locks now, because {url} can't be used ({exc}); tasks are requeued until it "
                 f"can. To do: {remedy}"
             )
         else:
             logger.error(
-                f"singleton: no locks, because {url} refuses them ({exc}); tasks are put back "
+                f"singleton: no locks, because {url} refuses them ({exc}); tasks are requeued "
                 f"until this is corrected. To do: {remedy}"
             )
 

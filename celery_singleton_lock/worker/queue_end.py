@@ -85,12 +85,12 @@ def _end(
         runtime: The app's runtime.
         key: The lock key.
         token: The token of the attempt that has ended.
-        sequence: How often its message was put back.
+        sequence: How often its message was requeued.
         comes_back: Whether its message is requeued: then it keeps its place.
         always: Whether the queue is due also if no call follows.
         report: Called if the call was taken out.
     """
-    ttl = runtime.settings.marker_ttl
+    ttl = runtime.settings.completion_ttl
 
     def end(store: Store) -> None:
         if (queue := store.call_queue) is None:

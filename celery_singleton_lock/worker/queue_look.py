@@ -195,7 +195,7 @@ class QueueLook:
 
     def _remove(self, hint: Hint, token: Token, task: str, reason: str) -> None:
         """Take out a call, and publish the next."""
-        ttl, key = self._runtime.settings.marker_ttl, hint.key
+        ttl, key = self._runtime.settings.completion_ttl, hint.key
         request = Remove(key=key, token=token, ended_ttl=ttl)
         removal, following = self._queue.remove(request, timeout=MAX_TIMEOUT)
         if removal is Removal.REMOVED:

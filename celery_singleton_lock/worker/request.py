@@ -88,7 +88,7 @@ class SingletonRequestMixin:
 
         A foreign ``singleton_*`` header could pretend that the body has begun, and so make it run
         without a lease. A header with the name of a method of the request would hide the method,
-        and the message could not be copied for a put-back.
+        and the message could not be copied for a requeue.
 
         The body's ``request.headers`` gets none of this library's headers, because users copy it to
         other messages. If the message has a header ``headers`` (monitoring agents write one),

@@ -166,7 +166,7 @@ def test_calls_that_conflict_run_as_often_as_in_plain_celery(
         others = stage.publish(*[(task, [key], {})] * 3)
         if task == "patient":
             for other in others:
-                worker.wait_for_event(EventName.PUT_BACK, task_id=other, sequence=2)
+                worker.wait_for_event(EventName.REQUEUED, task_id=other, sequence=2)
         stage.open(key)
         for each in (first, *others):
             stage.result(each)
@@ -174,15 +174,15 @@ def test_calls_that_conflict_run_as_often_as_in_plain_celery(
     assert not overlaps(r for r in stage.journal.records() if r.key == name)
 
 
-def test_work_that_is_put_back_after_a_lost_lease_runs_again(
+def test_work_that_is_requeued_after_a_lost_lease_runs_again(
     stage: AgentsStage, worker: CeleryWorker, name: str
 ) -> None:
     [task_id] = stage.publish(("late", [name, name], {"singleton": {"ttl": 1}}))
     stage.journal.wait_for_starts(1, key=name)
     Runtime.of(stage.app.app).store.free(stage.app.late.lock_key(name), None)
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
-        worker.wait_for_event(EventName.PUT_BACK, task_id=task_id, reason="lease lost")
-        worker.wait_for_event(EventName.PUT_BACK, task_id=task_id, reason="started")
+        worker.wait_for_event(EventName.REQUEUED, task_id=task_id, reason="lease lost")
+        worker.wait_for_event(EventName.REQUEUED, task_id=task_id, reason="started")
     stage.open(name)
     assert stage.result(task_id) == name
     assert stage.ran(name) == [task_id] * 2
@@ -222,7 +222,7 @@ def test_a_copy_has_all_headers_of_its_message(
 ) -> None:
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
         [task_id] = stage.publish(("patient", [name], {"headers": {"tenant": "t"}}))
-        worker.wait_for_event(EventName.PUT_BACK, task_id=task_id, sequence=2)
+        worker.wait_for_event(EventName.REQUEUED, task_id=task_id, sequence=2)
     assert stage.result(task_id) == name
     [start] = stage.starts(name)
     assert start.data["tenant"][:2] == ["t", "t"]

@@ -36,7 +36,7 @@ if "LOCK_URL" in os.environ:
 if "PREFIX" in os.environ:
     app.conf.singleton_lock_prefix = os.environ["PREFIX"]
 if "MARKER_TTL" in os.environ:
-    app.conf.singleton_lock_marker_ttl = float(os.environ["MARKER_TTL"])
+    app.conf.singleton_lock_completion_ttl = float(os.environ["MARKER_TTL"])
 if "VISIBILITY_TIMEOUT" in os.environ:
     app.conf.broker_transport_options = {
         "visibility_timeout": float(os.environ["VISIBILITY_TIMEOUT"]),

@@ -103,7 +103,7 @@ def limited_late(self: Any, name: str) -> None:
     app=app, bind=True, key="{name}", scope=NAMES, on_conflict=OnConflict.retry(0.1, 0.2)
 )
 def patient(self: Any, name: str) -> str:
-    """Put back on a conflict."""
+    """Requeue on a conflict."""
     with journal.run(name, task_id=self.request.id):
         return name
 

@@ -177,7 +177,7 @@ def early(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> An
 def late(
     self: Task, key: str, way: str = "sleep", seconds: float = 30.0, again: float | None = None
 ) -> Any:
-    """A lost lease puts it back; a second run takes ``again`` seconds if they are given."""
+    """A lost lease requeues it; a second run takes ``again`` seconds if they are given."""
     if again is not None and came_again(self, key):
         seconds = again
     return work(self, key, way, seconds)

@@ -1,9 +1,9 @@
 """Tasks of celery-once, celery-singleton, celery-heimdall and the recipe, before or after.
 
 The side is named by SIDE: ``old`` imports the packages themselves, ``bridge`` this library's bases,
-``finish`` these with ``singleton_lock_bridge = False``, ``done`` declares singleton tasks. Run as a
-program, it publishes as its standard input says: one JSON list of calls per line, answered with one
-list of answers.
+``finish`` these with ``singleton_lock_old_locks = False``, ``done`` declares singleton tasks. Run
+as a program, it publishes as its standard input says: one JSON list of calls per line, answered
+with one list of answers.
 
 Its environment: SIDE, BROKER_URL, RESULT_URL, JOURNAL.
 """
@@ -58,7 +58,7 @@ app.conf.update(
     heimdall_unique_lock_blocking=False,
 )
 if SIDE == "finish":
-    app.conf.singleton_lock_bridge = False
+    app.conf.singleton_lock_old_locks = False
 
 
 def body(task: Any, kind: str, name: str, seconds: float) -> None:

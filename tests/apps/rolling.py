@@ -91,7 +91,7 @@ def work(self: Any, name: str, gate: str | None = None) -> str:
 
 @singleton_task(**SHARED, on_conflict=SOON)
 def patient(self: Any, name: str, gate: str | None = None) -> str:
-    """Put back on a conflict."""
+    """Requeue on a conflict."""
     return body(self, name, gate)
 
 

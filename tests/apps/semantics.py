@@ -187,7 +187,7 @@ def work_late(self: Any, name: str, gate: str | None = None) -> str:
 def patient(
     self: Any, name: str, gate: str | None = None, retry_once: bool = False, more: Any = None
 ) -> int:
-    """Put back on a conflict; returns the user's retry count."""
+    """Requeue on a conflict; returns the user's retry count."""
     described = json.loads(dumps(describe(self.request)))
     delivery = Delivery.of(self.request)
     ours = {"copies": delivery.sequence, "options": json.loads(dumps(delivery.options))}
@@ -221,14 +221,14 @@ def describe(request: Any) -> dict[str, Any]:
     app=app, bind=True, key="{name}", scope=NAMES, on_conflict=OnConflict.retry(0.1, 0.3, 1)
 )
 def impatient(self: Any, name: str) -> None:
-    """Put back on a conflict, for one second."""
+    """Requeue on a conflict, for one second."""
     with body(self, name):
         pass
 
 
 @singleton_task(app=app, bind=True, key="{name}", scope=NAMES, on_conflict=OnConflict.retry(60))
 def sleepy(self: Any, name: str) -> None:
-    """Put back for a minute."""
+    """Requeue for a minute."""
     with body(self, name):
         pass
 

@@ -4,7 +4,7 @@ A body that is given a gate (`tests.apps.gate`) ends when its test opens that. E
 ``{name}`` in a scope of its own, but for those that share the scope ``shared``.
 
 Its environment: BROKER_URL, RESULT_URL, LOCK_URL (else the result backend's), JOURNAL; EAGER=1;
-OTHER_KEY, what `keyed` makes of its key here; LATE_MARKS=1: a put-back is reported late;
+OTHER_KEY, what `keyed` makes of its key here; LATE_MARKS=1: a requeue is reported late;
 WITHOUT=free-at-grant: a protection is taken out, for the test that must fail then.
 """
 
@@ -53,7 +53,7 @@ def without_free_at_grant() -> None:
 
 
 def with_late_marks() -> None:
-    """After a put-back, mark it in the store only when the gate ``mark-<task id>`` is open."""
+    """After a requeue, mark it in the store only when the gate ``mark-<task id>`` is open."""
     mark = RedisStore.mark
 
     def mark_late(self: RedisStore, request: Mark, *, timeout: float) -> None:
@@ -98,7 +98,7 @@ def work(task: Any, name: str, gate: str | None, seconds: float, fail: bool = Fa
 
 @singleton_task(app=app, bind=True, key="{name}", unique="until_start")
 def latest(self: Any, name: str, gate: str | None = None, seconds: float = 0) -> str:
-    """As a user writes it: put back on a conflict, for as long as it takes."""
+    """As a user writes it: requeued on a conflict, for as long as it takes."""
     return work(self, name, gate, seconds)
 
 
@@ -141,7 +141,7 @@ def patient(self: Any, name: str, gate: str | None = None, seconds: float = 0) -
 
 @singleton_task(app=app, bind=True, key="{name}", unique="until_start", scope=SHARED)
 def slowly(self: Any, name: str, gate: str | None = None, seconds: float = 0) -> str:
-    """Waits for `blocker` too, put back for long."""
+    """Waits for `blocker` too, requeued for long."""
     return work(self, name, gate, seconds)
 
 

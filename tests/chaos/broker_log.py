@@ -67,7 +67,7 @@ class Message:
 
 
 def copy_of(headers: Any) -> list[int]:
-    """Which copy of its job a message is: attempt, and how often that was put back."""
+    """Which copy of its job a message is: attempt, and how often that was requeued."""
     retries = headers.get("retries") or 0
     ours = headers.get(HEADER) or (headers.get("headers") or {}).get(HEADER) or {}
     same_attempt = ours.get("attempt") == f"0.{retries}"

@@ -15,7 +15,7 @@ from tests.chaos.stacks import dumps
 from tests.harness.deliveries import RedisBroker
 from tests.harness.processes import TIMEOUT
 
-#: Seconds that a drain may take: redeliveries, put-backs up to a third of the visibility timeout.
+#: Seconds that a drain may take: redeliveries, requeues up to a third of the visibility timeout.
 PATIENCE = 120.0
 #: Seconds between two looks.
 _PAUSE = 0.5

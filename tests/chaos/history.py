@@ -1,6 +1,6 @@
 """What a campaign leaves behind: a journal per process, merged by the one clock of the host.
 
-    publishing  a message is about to be sent; ``copy`` (attempt, and how often that was put back)
+    publishing  a message is about to be sent; ``copy`` (attempt, and how often that was requeued)
     called      a call returned to its caller: ``call`` (its number), the job that does its work
     returned    a call for a queue returned to its caller, who had ``entered`` it then; whether it
                 is ``placed``, or takes its place when a worker receives it
@@ -9,7 +9,7 @@
     answered    a call, made at ``entered``, was not published: the earlier call that it was
                 answered with
     discarded   a worker's parent discards a message, and frees its claim next; ``reason``
-    published   it was sent (again: it was put back); ``task``
+    published   it was sent (again: it was requeued); ``task``
     received    a worker's parent got a message; ``worker``, ``copy``
     traced      what the broker's file says of a job that does not end: the ``place`` of the newest
                 copy of its message, and the ``steps`` that led there

@@ -5,7 +5,7 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
 * skipped, and no body of it had begun by then: that is its result, and the message is acknowledged.
   (Another delivery of the same message may begin later and die with its process: to kombu's Redis
   transport it is the message that the first one has acknowledged. Nor does a body count whose
-  message had been put back before it asked: its copy is the job now, and it left before the body
+  message had been requeued before it asked: its copy is the job now, and it left before the body
   began);
 * refused with LockConflict, and no body of it had begun by then, as with a skip (the FAILURE may be
   nowhere to be read, if the result backend is away);

@@ -42,7 +42,7 @@ _DRIFTS = (0.01, -0.01, 0.003)
 #: The options of three workers in turn.
 _POOLS_THAT_CHANGE = ((), ("--max-tasks-per-child", "5"), ("--autoscale", "4,1"))
 
-#: Seconds. Longer than the longest put-back pause of a job, shorter than the longest body.
+#: Seconds. Longer than the longest requeued pause of a job, shorter than the longest body.
 VISIBILITY_TIMEOUT = 3.0
 
 

@@ -589,20 +589,20 @@ def test_a_job_whose_skip_was_its_result_is_not_lost_when_a_second_delivery_of_i
     assert story.body("a", 2, None, job="j").add("death", 3, pid=1).kinds() == []
 
 
-def put_back_and_delivered_again(copied: float) -> Story:
-    """The message is taken up, put back, delivered once more and killed; its copy is skipped."""
+def requeued_and_delivered_again(copied: float) -> Story:
+    """The message is taken up, requeued, delivered once more and killed; its copy is skipped."""
     story = Story().published("j", "late_skip").taken("j", 1, pid=2)
     story.published("j", "late_skip", at=copied, copy=(0, 1))
     story.body("a", 3, None, job="j").add("death", 4, pid=1)
     return skip(story, 5, copy=(0, 1))
 
 
-def test_a_body_of_a_message_that_was_put_back_before_does_not_keep_its_copy_from_a_skip() -> None:
-    assert put_back_and_delivered_again(copied=2).kinds() == []
+def test_a_body_of_a_message_that_was_requeued_before_does_not_keep_its_copy_from_a_skip() -> None:
+    assert requeued_and_delivered_again(copied=2).kinds() == []
 
 
 def test_a_job_whose_copy_was_made_after_it_had_begun_may_not_be_skipped() -> None:
-    assert put_back_and_delivered_again(copied=3.5).kinds() == [Kind.JOB_LOST]
+    assert requeued_and_delivered_again(copied=3.5).kinds() == [Kind.JOB_LOST]
 
 
 def lose_lease(story: Story, times: int) -> Story:

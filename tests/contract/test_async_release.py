@@ -566,7 +566,7 @@ def test_an_acquire_on_another_connection_does_not_supersede_a_release(bench: Be
     bench.begin(new_key(), ttl=2.0)  # another ttl, and so another connection
     lease = bench.begin(new_key())
     bench.release_async(lease)
-    put_back(bench, lease)
+    requeue(bench, lease)
     bench.begin(lease.key, ttl=2.0)
 
 
@@ -580,7 +580,7 @@ def test_an_acquire_of_several_slots_supersedes_the_release_of_none(bench: Bench
     lease = bench.begin(*slots)
     assert lease.key == slots[2]
     bench.release_async(lease)
-    put_back(bench, lease)
+    requeue(bench, lease)
     assert bench.begin(*slots, ttl=2.0).key == slots[2]
 
 
@@ -598,7 +598,7 @@ def test_an_acquire_refused_all_slots_is_refused_beside_a_release_that_arrived(
     assert isinstance(bench.locker.acquire(request), Refused)
 
 
-def put_back(bench: Bench, lease: Lease) -> None:
+def requeue(bench: Bench, lease: Lease) -> None:
     """As if the server had not read the release yet."""
     until(lambda: bench.is_free(lease.key))
     bench.raw.set(lease.key, f"l {lease.token} 1 {HOLDER.to_json()}", px=60_000)

@@ -330,7 +330,7 @@ def test_a_look_publishes_the_newest_attempt(calls: Calls) -> None:
     assert (hint.message, hint.has_begun) == (b"the second attempt", False)
 
 
-def test_a_message_that_is_put_back_replaces_the_older_copy(calls: Calls) -> None:
+def test_a_message_that_is_requeued_replaces_the_older_copy(calls: Calls) -> None:
     first, _ = calls.joined(2)
     calls.begin(first)
     calls.lose_lease()

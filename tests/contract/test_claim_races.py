@@ -1,4 +1,4 @@
-"""A claim between heartbeats, releases and put-backs that cross each other."""
+"""A claim between heartbeats, releases and requeues that cross each other."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_retry_that_comes_before_its_predecessor_let_go_leaves_the_claim_to_th
     assert phase_of(store, running) is Phase.RUNNING
 
 
-def test_a_put_back_that_is_reported_late_makes_no_claim_for_an_attempt_that_is_done(
+def test_a_requeued_that_is_reported_late_makes_no_claim_for_an_attempt_that_is_done(
     store: Store, running: Lease
 ) -> None:
     freed = ClaimChange(key=running.claim_key, phase=None)

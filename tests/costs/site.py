@@ -48,7 +48,7 @@ class Site:
         plain: A task of Celery's that does nothing.
         ours: The same under a lease. The rest are ours too:
         late: Acknowledged late.
-        patient: Put back where the key is taken.
+        patient: Requeue where the key is taken.
         unique: Claimed when it is published.
         newest: Claimed, and run with the arguments of the last call.
         cancelling: Cancels an older call.

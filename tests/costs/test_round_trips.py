@@ -111,7 +111,7 @@ def test_a_call_in_a_queue_costs_one_round_trip_more_to_publish_and_none_to_run(
         assert take() == TWO  # refused; joined, with its message
 
 
-def test_a_conflict_costs_one_round_trip_and_a_put_back_a_second(site: Site, take: Take) -> None:
+def test_a_conflict_costs_one_round_trip_and_a_requeued_a_second(site: Site, take: Take) -> None:
     with site.taken():
         take()
         assert is_skipped(site.run(site.ours))

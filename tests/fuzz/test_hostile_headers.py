@@ -156,7 +156,7 @@ def test_without_the_sieve_such_a_header_runs_the_body_unlocked(
 def test_a_message_that_cannot_be_copied_holds_no_worker_process(
     stage: Stage, worker: CeleryWorker, others: Others, headers: dict[str, Any]
 ) -> None:
-    """Its put-back fails for good, and the process that has it in hand must not wait for better."""
+    """Its requeued fails for good, and the process that has it in hand must not wait for better."""
     sent = [letter("waiting", "guarded", **headers).post(stage.app.app) for _ in range(4)]
     runs_a_normal_task(stage, str(uuid4()))
     for each in sent:
@@ -168,7 +168,7 @@ def test_a_message_that_cannot_be_copied_holds_no_worker_process(
 def test_the_highest_sequence_number_loses_no_job(
     stage: Stage, worker: CeleryWorker, others: Others
 ) -> None:
-    """Put back, its copy must not count as older than itself."""
+    """Requeue, its copy must not count as older than itself."""
     sent = conflicting(sequence=10**9 - 1).post(stage.app.app)
     # The policy's max_wait is over at last, and not "dropped: superseded".
     worker.wait_for_log(rf"\[{sent.task_id}\] raised unexpected: LockConflict", timeout=PATIENCE)
@@ -247,5 +247,5 @@ def test_hundreds_of_hostile_messages_leave_the_worker_and_others_as_they_were(
     assert stage.journal.overlaps() == []
     assert stage.journal.runs("guarded") == []
     assert (worker.pid, worker.alive, worker.children()) == (pid, True, children)
-    for word in ("Unrecoverable", "Pool callback raised", "WorkerLostError", "can't be put back"):
+    for word in ("Unrecoverable", "Pool callback raised", "WorkerLostError", "can't be requeued"):
         assert word not in worker.log

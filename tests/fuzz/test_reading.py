@@ -101,10 +101,10 @@ def test_a_copy_is_never_read_as_older_than_what_it_is_a_copy_of(sequence: int) 
 def test_a_first_conflict_that_is_yet_to_come_counts_from_now() -> None:
     delivery = Delivery(token=Token("t", 0, 0, "n"), since=9e10)
     rule = OnConflict.retry(max_wait=10)
-    decision = decide(Relation.OTHER, delivery, rule, no_put_back=None, wall=1e9, waited=0.0)
-    assert (decision.outcome, decision.delivery.since) == (Outcome.PUT_BACK, 1e9)
+    decision = decide(Relation.OTHER, delivery, rule, no_requeue=None, wall=1e9, waited=0.0)
+    assert (decision.outcome, decision.delivery.since) == (Outcome.REQUEUED, 1e9)
     later = decide(
-        Relation.OTHER, decision.delivery, rule, no_put_back=None, wall=1e9 + 11, waited=0.0
+        Relation.OTHER, decision.delivery, rule, no_requeue=None, wall=1e9 + 11, waited=0.0
     )
     assert later.outcome is Outcome.RAISE
 
@@ -132,7 +132,7 @@ def test_a_call_is_overtaken_once_by_each_holder_that_came_later(
     assert is_overtaken(delivery, record, NOW) is overtaken
     assert not is_overtaken(delivery, None, NOW)
     assert not is_overtaken(delivery, replace(record, kind=Kind.COOLING), NOW)
-    tried = {"no_put_back": None, "wall": NOW, "waited": 0.0}
+    tried = {"no_requeue": None, "wall": NOW, "waited": 0.0}
     for one in (delivery, replace(delivery, started=True)):
         again = decide(Relation.OTHER, one, OnConflict.retry(), **tried).delivery
         assert not is_overtaken(again, record, NOW + 1), "the same holder, at the next try"
@@ -169,7 +169,7 @@ def test_the_worker_leaves_its_task_the_moment_that_a_beat_of_ours_wrote() -> No
     request = type("R", (SingletonRequestMixin, Base), {})()
     context: Any = Context(request.request_dict)
     assert context.singleton_tick == "2026-01-01T00:00:00+00:00"
-    assert context.headers[TICK_HEADER] == context.singleton_tick, "what is put back has it, too"
+    assert context.headers[TICK_HEADER] == context.singleton_tick, "what is requeued has it, too"
 
 
 @pytest.mark.parametrize("since", [float("nan"), float("inf"), -1e300, 1e300, 0.0], ids=repr)

@@ -1,4 +1,4 @@
-"""What a worker received and put back, and what a Redis broker still has."""
+"""What a worker received and requeued, and what a Redis broker still has."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reported(workers: Iterable[Process], event: EventName, *, reason: str = "") 
 
 
 def wait_until_settled(workers: Iterable[Process], task_ids: Iterable[str]) -> None:
-    """Wait until every delivery of these tasks has ended: one ran, others were put back or dropped.
+    """Wait until every delivery of these tasks has ended: one ran, others were requeued or dropped.
 
     The broker doesn't know: a worker still has deliveries in its memory whose message another one
     has acknowledged.
@@ -52,12 +52,12 @@ def wait_until_settled(workers: Iterable[Process], task_ids: Iterable[str]) -> N
     def all_ended() -> bool:
         arrived, back, gone = (
             received(workers),
-            reported(workers, EventName.PUT_BACK),
+            reported(workers, EventName.REQUEUED),
             reported(workers, EventName.DROPPED),
         )
         return all(arrived[each] == 1 + back[each] + gone[each] for each in task_ids)
 
-    wait_until(all_ended, "every delivery ended: one ran, the others were put back or dropped")
+    wait_until(all_ended, "every delivery ended: one ran, the others were requeued or dropped")
 
 
 def wait_until(condition: Callable[[], Answer], what: str, timeout: float = TIMEOUT) -> Answer:

@@ -14,7 +14,7 @@ from tests.harness.deliveries import wait_until
 def explained(app: Celery, result: Any, fate: Fate, *, timeout: float = 1.0) -> Explanation:
     """The explanation of ``result`` (or of a task's id), once the task has this fate.
 
-    Of a message that was put back, the key is known once a worker has it again.
+    Of a message that was requeued, the key is known once a worker has it again.
 
     Args:
         app: The app of the task.
@@ -26,7 +26,7 @@ def explained(app: Celery, result: Any, fate: Fate, *, timeout: float = 1.0) -> 
 
     def has_fate() -> bool:
         found[:] = [inspection.explain(app, getattr(result, "id", result), timeout=timeout)]
-        return found[0].fate is fate and (fate is not Fate.PUT_BACK or found[0].key is not None)
+        return found[0].fate is fate and (fate is not Fate.REQUEUED or found[0].key is not None)
 
     try:
         wait_until(has_fate, f"the fate is {fate}", timeout=30)

@@ -392,7 +392,7 @@ def test_the_bridge_and_a_plain_redbeat_exclude_each_other(
 ) -> None:
     settings = json.loads(environment["SETTINGS"])
     environment["SETTINGS"] = json.dumps(
-        {**settings, "singleton_lock_bridge": True, "redbeat_lock_timeout": 300}
+        {**settings, "singleton_lock_old_locks": True, "redbeat_lock_timeout": 300}
     )
     environment["ENTRIES"] = str(ENTRIES)
     first = beat(TICKS, scheduler=schedulers[0], name="first")
@@ -419,7 +419,7 @@ def test_a_leader_that_dies_leaves_redbeats_lock_until_it_expires(
 ) -> None:
     settings = json.loads(environment["SETTINGS"])
     environment["SETTINGS"] = json.dumps(
-        {**settings, "singleton_lock_bridge": True, "redbeat_lock_timeout": 4}
+        {**settings, "singleton_lock_old_locks": True, "redbeat_lock_timeout": 4}
     )
     first = beat(TICKS, scheduler="singleton_redbeat", name="first")
     ticks.wait_for(2)

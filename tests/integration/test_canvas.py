@@ -154,7 +154,7 @@ def test_a_chains_link_that_waits_goes_on_with_the_chain(
     blocker = stage.occupy(name)
     chain = stage.app.patient.si(name) | stage.app.collect.s(f"{name}-last")
     result = chain.apply_async()
-    worker.wait_for_event(EventName.PUT_BACK, task_id=result.parent.id, sequence=2)
+    worker.wait_for_event(EventName.REQUEUED, task_id=result.parent.id, sequence=2)
     assert ran(stage, name) == [blocker.id]
     stage.open(name)
     assert result.get(timeout=20) == 0
@@ -201,7 +201,7 @@ def test_a_chord_whose_members_wait_for_the_key_completes(
     members = [stage.app.patient.si(name) for _ in range(4)]
     result = chord(members)(stage.app.collect.s(f"{name}-body"))
     for member in result.parent.results:
-        worker.wait_for_event(EventName.PUT_BACK, task_id=member.id, sequence=1)
+        worker.wait_for_event(EventName.REQUEUED, task_id=member.id, sequence=1)
     stage.open(name)
     assert result.get(timeout=20) == [0] * 4
     first, *others = ran(stage, name)

@@ -423,7 +423,7 @@ def test_a_call_that_waits_in_the_queue_keeps_its_claim(
     one = claim("early", unique="until_start")
     with holding(stage, name):
         call = one.call()
-        worker.wait_for_event(EventName.PUT_BACK, task_id=call.id, sequence=2)
+        worker.wait_for_event(EventName.REQUEUED, task_id=call.id, sequence=2)
         one.holds("queued", at_least=stage.app.UNIQUE_FOR - AT_ONCE)
         assert one.call().id == call.id
     assert call.get(timeout=SOON) == name
@@ -483,13 +483,13 @@ def test_a_call_that_expires_frees_its_claim_with_and_without_a_worker(
     assert all(one.ttl <= 2 for one, _ in lonely)
     for one, _ in lonely:
         one.is_free(2 + AT_ONCE)
-    # One that was put back has unique_for ahead of it: here it is the worker that frees it.
+    # One that was requeued has unique_for ahead of it: here it is the worker that frees it.
     with ExitStack() as holds:
         for one in claims:
             holds.enter_context(holding(stage, one.name))
         calls = [(one, one.call(expires=3)) for one in claims]
         for one, call in calls:
-            worker.wait_for_event(EventName.PUT_BACK, task_id=call.id, sequence=1)
+            worker.wait_for_event(EventName.REQUEUED, task_id=call.id, sequence=1)
             one.holds("queued", at_least=stage.app.UNIQUE_FOR - AT_ONCE)
         for one, _ in calls:
             one.is_free(3 + AT_ONCE)
@@ -923,7 +923,7 @@ def test_a_late_twin_that_is_dropped_leaves_the_claim_of_the_next_call(
     one.is_running(call)
     broker = RedisBroker(stage.redis)
     broker.deliver_again(call.id)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=call.id, sequence=1)
+    worker.wait_for_event(EventName.REQUEUED, task_id=call.id, sequence=1)
     assert one.phase == "running"
     stage.open(name)
     one.is_free()

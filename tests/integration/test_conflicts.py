@@ -1,4 +1,4 @@
-"""What a call does when its key is held, and what a message keeps that is put back."""
+"""What a call does when its key is held, and what a message keeps that is requeued."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def test_retry_ends_in_lock_conflict_after_max_wait(
     assert raised.value.holder["task_id"] == blocker.id
     assert result.state == "FAILURE"
     worker.wait_for_event(
-        EventName.PUT_BACK, task_id=result.id, sequence=2
+        EventName.REQUEUED, task_id=result.id, sequence=2
     )  # it did wait in the broker
     stage.open(name)
     assert [start.task_id for start in stage.starts(name)] == [blocker.id]
 
 
-def test_a_call_that_has_waited_for_a_week_is_put_back_once_more(
+def test_a_call_that_has_waited_for_a_week_is_requeued_once_more(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     """No bound is set, and the call must not be lost."""
@@ -114,7 +114,7 @@ def test_a_call_that_has_waited_for_a_week_is_put_back_once_more(
         stage.app.patient.name, (name,), task_id=task_id, headers={HEADER: delivery.header()}
     )
     result = stage.app.app.AsyncResult(task_id)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
+    worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=1)
     stage.open(name)
     assert result.get(timeout=20) == 0
     assert stage.journal.overlaps() == []
@@ -126,7 +126,7 @@ def test_retry_runs_when_the_holder_has_ended(
     blocker = stage.occupy(name)
     results = [stage.app.patient.delay(name) for _ in range(3)]
     for result in results:
-        worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
+        worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=2)
         assert result.state == "PENDING"
         conflicts = [e for e in worker.events(EventName.CONFLICT) if e.task_id == result.id]
         # A monitor counts the first as the call's conflict, and the others as its tries.
@@ -149,7 +149,7 @@ def taken_by_a_newer_call(stage: Stage, name: str) -> None:
 def test_the_delays_of_a_call_do_not_grow_while_newer_calls_overtake_it(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
-    # Its copies are put back into a queue that no worker consumes, and come from there one by one.
+    # Its copies are requeued into a queue that no worker consumes, and come from there one by one.
     aside = f"aside-{name}"
     rule = OnConflict.retry(delay=0.3, max_delay=60)
     result = stage.app.work.apply_async((name,), queue=aside, singleton={"on_conflict": rule})
@@ -157,7 +157,7 @@ def test_the_delays_of_a_call_do_not_grow_while_newer_calls_overtake_it(
     for sequence in range(1, 7):
         taken_by_a_newer_call(stage, name)
         assert stage.redis.blmove(aside, "celery", 20, "RIGHT", "LEFT")
-        event = worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=sequence)
+        event = worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=sequence)
         delays.append(float(event.fields["delay"]))
     assert max(delays) <= 0.3, "the second delay would be 0.3 s at least, the sixth 4.8 s"
     stage.redis.delete(stage.key(name))
@@ -165,13 +165,13 @@ def test_the_delays_of_a_call_do_not_grow_while_newer_calls_overtake_it(
     assert result.get(timeout=20) == name
 
 
-def test_a_holder_that_was_put_back_says_when_it_came(
+def test_a_holder_that_was_requeued_says_when_it_came(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     """By this an older call knows that a newer one has not overtaken it."""
     stage.occupy(name)
     result = stage.app.patient.delay(name, gate=f"{name}-2")
-    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
+    worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=2)
     stage.open(name)
     stage.journal.wait_for(
         lambda records: [r for r in records if r.task_id == result.id], what="the second runs"
@@ -188,7 +188,7 @@ def test_a_call_whose_expiry_passes_while_it_waits_is_revoked(
 ) -> None:
     stage.occupy(name)
     result = stage.app.patient.apply_async((name,), expires=2)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
+    worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=1)
     with pytest.raises(TaskRevokedError):
         result.get(timeout=20)
     stage.open(name)
@@ -200,7 +200,7 @@ def test_a_waiting_call_can_be_revoked_by_its_id(
 ) -> None:
     stage.occupy(name)
     result = stage.app.patient.delay(name)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
+    worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=1)
     result.revoke()
     with pytest.raises(TaskRevokedError):
         result.get(timeout=20)
@@ -227,7 +227,7 @@ def test_five_hundred_waiting_calls_do_not_stall_an_unrelated_task(stage: Stage,
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
         results = [stage.app.sleepy.apply_async((name,), queue="crowd") for _ in range(500)]
         for result in results:
-            crowd_worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
+            crowd_worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=1)
         for n in range(5):
             unrelated = stage.app.work.apply_async((f"{name}-{n}",), queue="crowd")
             assert unrelated.get(timeout=10) == f"{name}-{n}"
@@ -257,7 +257,7 @@ def test_five_hundred_waiting_calls_all_run_in_the_end(stage: Stage, name: str) 
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
         results = [stage.app.crowded.apply_async((name,), queue="crowd") for _ in range(500)]
         for result in results:
-            crowd_worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
+            crowd_worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=1)
     wait_until(lambda: len(stage.journal.runs(name)) >= 500, "all 500 calls have run", timeout=100)
     assert sorted(start.task_id for start in stage.starts(name)) == sorted(r.id for r in results)
     for result in results:
@@ -266,22 +266,22 @@ def test_five_hundred_waiting_calls_all_run_in_the_end(stage: Stage, name: str) 
     crowd_worker.kill_group()
 
 
-# What a put-back message keeps.
+# What a requeued message keeps.
 
 
 def request_of(stage: Stage, result: Any) -> dict[str, Any]:
     """Celery's request, as the body of that task saw it."""
     [start] = [r for r in stage.journal.records() if r.event == "start" and r.task_id == result.id]
     request = dict(start.data["request"])
-    request["put back"] = start.data["copies"] > 0
-    # As the broker's client sees it; what matters of it stands beside it. And a put-back message
+    request["requeued"] = start.data["copies"] > 0
+    # As the broker's client sees it; what matters of it stands beside it. And a requeued message
     # has a time to wait for.
     for name in ("eta", "properties"):
         request.pop(name, None)
     return request
 
 
-def same_but_for_put_back(
+def same_but_for_requeue(
     one: dict[str, Any], other: dict[str, Any], ids: dict[str, str]
 ) -> dict[str, tuple[Any, Any]]:
     """Fields in which two requests differ, when each id of the first is replaced as given."""
@@ -318,14 +318,14 @@ OPTIONS: dict[str, Any] = {
 
 
 def differences(stage: Stage, calls: tuple[Any, Any], name: str) -> dict[str, tuple[Any, Any]]:
-    """Between the request of an undisturbed call and of one that was put back twice."""
+    """Between the request of an undisturbed call and of one that was requeued twice."""
     free, busy = calls
     one, other = request_of(stage, free), request_of(stage, busy)
-    assert (one.pop("put back"), other.pop("put back")) == (False, True)
-    return same_but_for_put_back(one, other, {free.id: busy.id, f"{name}-free": f"{name}-busy"})
+    assert (one.pop("requeued"), other.pop("requeued")) == (False, True)
+    return same_but_for_requeue(one, other, {free.id: busy.id, f"{name}-free": f"{name}-busy"})
 
 
-def test_a_put_back_call_keeps_everything(stage: Stage, worker: CeleryWorker, name: str) -> None:
+def test_a_requeued_call_keeps_everything(stage: Stage, worker: CeleryWorker, name: str) -> None:
     blocker = stage.occupy(f"{name}-busy")
     calls = tuple(
         stage.app.patient.apply_async(
@@ -336,7 +336,7 @@ def test_a_put_back_call_keeps_everything(stage: Stage, worker: CeleryWorker, na
         )
         for which in ("free", "busy")
     )
-    worker.wait_for_event(EventName.PUT_BACK, task_id=calls[1].id, sequence=2)
+    worker.wait_for_event(EventName.REQUEUED, task_id=calls[1].id, sequence=2)
     stage.open(f"{name}-busy")
     blocker.get(timeout=20)
     assert [call.get(timeout=20) for call in calls] == [0, 0]
@@ -352,38 +352,38 @@ def test_a_put_back_call_keeps_everything(stage: Stage, worker: CeleryWorker, na
     stage.journal.wait_for_starts(1, key=f"{name}-busy-link")
 
 
-def test_a_put_back_call_keeps_its_stamps(stage: Stage, worker: CeleryWorker, name: str) -> None:
+def test_a_requeued_call_keeps_its_stamps(stage: Stage, worker: CeleryWorker, name: str) -> None:
     stage.occupy(f"{name}-busy")
     calls = []
     for which in ("free", "busy"):
         signature = stage.app.patient.si(f"{name}-{which}")
         signature.stamp(order="42", user=["a", "b"])
         calls.append(signature.apply_async())
-    worker.wait_for_event(EventName.PUT_BACK, task_id=calls[1].id, sequence=2)
+    worker.wait_for_event(EventName.REQUEUED, task_id=calls[1].id, sequence=2)
     stage.open(f"{name}-busy")
     assert [call.get(timeout=20) for call in calls] == [0, 0]
     assert differences(stage, (calls[0], calls[1]), name) == {}
     assert request_of(stage, calls[1])["stamps"] == {"order": "42", "user": ["a", "b"]}
 
 
-def test_a_put_back_call_keeps_its_parent_and_root(
+def test_a_requeued_call_keeps_its_parent_and_root(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     stage.occupy(f"{name}-busy")
     parents = [stage.app.spawn.delay(f"{name}-{which}", {}) for which in ("free", "busy")]
     calls = [stage.app.app.AsyncResult(parent.get(timeout=20)) for parent in parents]
-    worker.wait_for_event(EventName.PUT_BACK, task_id=calls[1].id, sequence=2)
+    worker.wait_for_event(EventName.REQUEUED, task_id=calls[1].id, sequence=2)
     stage.open(f"{name}-busy")
     assert [call.get(timeout=20) for call in calls] == [0, 0]
     for parent, call in zip(parents, calls, strict=True):
         request = request_of(stage, call)
         assert (request["parent_id"], request["root_id"]) == (parent.id, parent.id)
-        # Put back from inside a task, and yet no child of that.
+        # Requeue from inside a task, and yet no child of that.
         assert call.children in (None, [])
 
 
 @pytest.mark.parametrize("shape", [group, chord])
-def test_a_put_back_member_keeps_its_group(
+def test_a_requeued_member_keeps_its_group(
     stage: Stage, worker: CeleryWorker, name: str, shape: Any
 ) -> None:
     stage.occupy(f"{name}-busy")
@@ -394,7 +394,7 @@ def test_a_put_back_member_keeps_its_group(
     else:
         result = group(members).apply_async()
         calls = tuple(result.results)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=calls[1].id, sequence=2)
+    worker.wait_for_event(EventName.REQUEUED, task_id=calls[1].id, sequence=2)
     stage.open(f"{name}-busy")
     assert result.get(timeout=20) == [0, 0]
     left = differences(stage, calls, name)
@@ -405,12 +405,12 @@ def test_a_put_back_member_keeps_its_group(
     assert (request_of(stage, calls[1])["chord"] is not None) == (shape is chord)
 
 
-def test_a_put_back_call_without_a_result_leaves_none(
+def test_a_requeued_call_without_a_result_leaves_none(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     stage.occupy(name)
     result = stage.app.patient.apply_async((name,), ignore_result=True)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
+    worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=2)
     stage.open(name)
     start = stage.journal.wait_for_starts(2, key=name)[1]
     assert start.data["request"]["ignore_result"] is True
@@ -418,13 +418,13 @@ def test_a_put_back_call_without_a_result_leaves_none(
     assert stage.redis.exists(f"celery-task-meta-{result.id}") == 0
 
 
-def test_a_put_back_call_keeps_its_serializer(
+def test_a_requeued_call_keeps_its_serializer(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     stage.occupy(name)
     # The app's own serializer, JSON, can't write a set: the call could never go back.
     result = stage.app.patient.apply_async((name,), {"more": {"a", "b"}}, serializer=stage.app.SETS)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
+    worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=2)
     stage.open(name)
     assert result.get(timeout=20) == 0
     assert stage.starts(name)[-1].data["more"] in ("{'a', 'b'}", "{'b', 'a'}")
@@ -433,7 +433,7 @@ def test_a_put_back_call_keeps_its_serializer(
 # Options of one call.
 
 
-def test_a_calls_own_options_survive_being_put_back(
+def test_a_calls_own_options_survive_being_requeued(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     stage.occupy(name)
@@ -441,13 +441,13 @@ def test_a_calls_own_options_survive_being_put_back(
     result = stage.app.work.apply_async(
         (name,), singleton={"on_conflict": OnConflict.retry(0.1, 0.3, 1), "ttl": 17}
     )
-    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
+    worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=2)
     with pytest.raises(LockConflict):
         result.get(timeout=20)
     other = stage.app.work.apply_async(
         (name,), singleton={"on_conflict": OnConflict.retry(0.1, 0.3), "ttl": 17}
     )
-    worker.wait_for_event(EventName.PUT_BACK, task_id=other.id, sequence=2)
+    worker.wait_for_event(EventName.REQUEUED, task_id=other.id, sequence=2)
     stage.open(name)
     assert other.get(timeout=20) == name
     assert stage.starts(name)[-1].data["ttl"] == 17
@@ -491,6 +491,6 @@ def test_many_calls_that_meet_different_holders_each_go_their_own_way(
             holders.enter_context(hold(f"{name}-{n}", scope=stage.app.NAMES, app=stage.app.app))
         results = [stage.app.patient.delay(f"{name}-{n}") for n in range(10)]
         for result in results:
-            worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
+            worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=1)
         assert not any(result.ready() for result in results)
     assert [result.get(timeout=20) for result in results] == [0] * 10

@@ -134,7 +134,7 @@ def test_a_redelivery_in_mid_body_makes_no_second_body(
     result = crash.late.delay("k", "all")
     journal.wait_for_starts(1)
     # 2 s later its twin comes.
-    process.wait_for_event(EventName.PUT_BACK, task_id=result.id, timeout=30)
+    process.wait_for_event(EventName.REQUEUED, task_id=result.id, timeout=30)
     crash.open_gate("all")
     mark = result.get(timeout=30)
     process.wait_for_event(EventName.DROPPED, task_id=result.id, timeout=30)

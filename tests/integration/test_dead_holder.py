@@ -97,7 +97,7 @@ def test_after_a_restart_on_the_same_host_each_job_runs_at_its_redelivery(
     for result in results:
         result.get(timeout=30)
     broker.wait_until_empty()
-    assert not reported([restarted], EventName.PUT_BACK), "each ran when it was delivered"
+    assert not reported([restarted], EventName.REQUEUED), "each ran when it was delivered"
     freed = [event.line for event in restarted.events(EventName.FREED)]
     assert len(freed) == count
     assert all(": WARNING/" in line for line in freed)
@@ -140,13 +140,13 @@ def test_a_worker_elsewhere_waits_for_the_ttl(
 def assert_it_waits(
     worker: CeleryWorker, crash: ModuleType, journal: Journal, redis_client: redis.Redis
 ) -> None:
-    """The redelivered message is put back, and the dead holder's lease left to its ttl."""
+    """The redelivered message is requeued, and the dead holder's lease left to its ttl."""
     key = crash.late.lock_key("k0", "end")
     before = redis_client.get(key)
     (start,) = events(journal.records(), "start")
     RedisBroker(redis_client).deliver_again(start.task_id)
     wait_until(
-        lambda: reported([worker], EventName.PUT_BACK, reason="delivered-twice"),
+        lambda: reported([worker], EventName.REQUEUED, reason="delivered-twice"),
         "it met the dead holder's lease",
     )
     assert redis_client.get(key) == before

@@ -48,7 +48,7 @@ def test_a_call_runs_after_the_last_one_with_its_arguments(
         time.sleep(0.3)  # the pause between the calls is the subject
     assert len({result.id for result in results}) == 1
     # It was due before, and waits again for what is left.
-    worker.wait_for_event(EventName.PUT_BACK, task_id=results[0].id)
+    worker.wait_for_event(EventName.REQUEUED, task_id=results[0].id)
     assert results[0].get(timeout=20) == 3
     [start] = stage.starts(name)
     assert debounce <= start.at - called <= debounce + LATE
@@ -69,7 +69,7 @@ def test_calls_that_never_pause_run_after_debounce_max(
     [start] = stage.starts(name)[:1]
     assert MOST - 0.1 <= start.at - first <= MOST + LATE
     assert start.data["value"] > MOST - 0.5, "the newest arguments"
-    assert max(seen) <= 2, "one message, and its copy for a moment while it is put back"
+    assert max(seen) <= 2, "one message, and its copy for a moment while it is requeued"
     last.get(timeout=20)
 
 
@@ -138,8 +138,8 @@ def test_a_debounce_that_is_longer_than_the_visibility_timeout_runs_once_and_in_
         wait_until(lambda: not messages(stage, name), "the message is acknowledged")
         assert values(stage, name) == [edits]
         # No countdown may reach the visibility timeout: the broker would deliver the message again.
-        put_back = [event for worker in workers for event in worker.events(EventName.PUT_BACK)]
-        delays = [float(event.fields["delay"]) for event in put_back]
+        requeue = [event for worker in workers for event in worker.events(EventName.REQUEUED)]
+        delays = [float(event.fields["delay"]) for event in requeue]
         assert max(delays) <= 2 / 3 + 0.001
         assert len(delays) >= 8
 

@@ -98,7 +98,7 @@ def test_no_body_starts_while_the_parent_reports_a_hard_time_limit_and_the_body_
     breaths = len(notes(stage, "breath", name))
     # Two seconds of a body that runs on, and of a competitor that comes again and again.
     wait_for_notes(stage, "breath", name, breaths + 40)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=competitor.id, sequence=6)
+    worker.wait_for_event(EventName.REQUEUED, task_id=competitor.id, sequence=6)
     stage.open(name)
     assert competitor.get(timeout=SOON) == name
     with pytest.raises(TimeLimitExceeded):
@@ -170,7 +170,7 @@ def test_a_task_that_is_acknowledged_late_does_not_come_back_after_its_hard_time
     # What came back would run before this one does.
     stage.app.skipping.apply_async((f"{name}-2",), queue=name).get(timeout=SOON)
     assert len(stage.journal.runs(name)) == 1
-    assert not reported([process], EventName.PUT_BACK)
+    assert not reported([process], EventName.REQUEUED)
 
 
 @pytest.mark.slow
@@ -224,13 +224,13 @@ def test_a_second_call_with_the_same_task_id_runs(
 ) -> None:
     task_id = f"fixed-{name}"
     called = getattr(stage.app, task)
-    # The store still has a note of the first call: how often it was put back, or that it is done.
+    # The store still has a note of the first call: how often it was requeued, or that it is done.
     with ExitStack() as stack:
         if task == "patient":
             stack.enter_context(holding(stage, name))
         first = called.apply_async((name,), task_id=task_id)
         if task == "patient":
-            worker.wait_for_event(EventName.PUT_BACK, task_id=first.id, sequence=3)
+            worker.wait_for_event(EventName.REQUEUED, task_id=first.id, sequence=3)
     assert first.get(timeout=SOON) == name
     wait_until(lambda: kind_of(stage, name) is None, f"{name} is free")
     first.forget()
@@ -288,7 +288,7 @@ def test_a_chain_carries_how_its_second_task_takes_a_conflict(
     second = stage.app.skipping.si(f"{name}-2").set(singleton={"on_conflict": rule})
     with holding(stage, f"{name}-2"):
         result = chain(stage.app.skipping.si(name), second).apply_async()
-        worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
+        worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=2)
     assert result.get(timeout=SOON) == f"{name}-2"
 
 
@@ -348,7 +348,7 @@ def test_a_call_that_waits_in_its_queue_is_not_started_yet(
     with holding(stage, name):
         rule = OnConflict.retry(0.1, 0.2)
         result = stage.app.tracked.apply_async((name,), singleton={"on_conflict": rule})
-        worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
+        worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=2)
         assert result.state == "PENDING"
     assert states.until(result.id, "SUCCESS") == ["STARTED", "SUCCESS"]
 
@@ -359,7 +359,7 @@ def test_a_late_twin_that_is_dropped_leaves_the_failure_as_it_is(
     result = stage.app.tracked_failure.delay(name)
     stage.journal.wait_for_starts(key=name)
     RedisBroker(stage.redis).deliver_again(result.id)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
+    worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=1)
     stage.open(name)
     worker.wait_for_event(EventName.DROPPED, task_id=result.id)
     assert states.until(result.id, "FAILURE") == ["STARTED", "FAILURE"]

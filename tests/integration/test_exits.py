@@ -167,7 +167,7 @@ def test_at_a_hard_time_limit_no_body_starts_before_the_child_is_dead(
 
 
 @pytest.mark.slow
-def test_a_body_that_a_hard_time_limit_ends_is_not_put_back_for_its_lost_lease(
+def test_a_body_that_a_hard_time_limit_ends_is_not_requeue_for_its_lost_lease(
     worker: StartWorker,
     load_app: LoadApp,
     environment: dict[str, str],
@@ -187,7 +187,7 @@ def test_a_body_that_a_hard_time_limit_ends_is_not_put_back_for_its_lost_lease(
     wait_until(lambda: not Keys(loss.app).held(), "no key is left", timeout=SOON)
     assert loss.early.delay("next", "sleep", 1).get(timeout=SOON)
     assert len(journal.runs()) == 13
-    assert not reported([process], EventName.PUT_BACK)
+    assert not reported([process], EventName.REQUEUED)
 
 
 @pytest.mark.slow

@@ -110,14 +110,14 @@ def test_it_was_refused(
     assert "It did not run, and failed at 20" in text(found)
 
 
-def test_it_was_put_back(stage: Stage, worker: CeleryWorker, name: str, holder: str) -> None:
-    found = explained(stage.app.app, stage.app.sleepy.delay(name), Fate.PUT_BACK)
-    assert found.sentences[0].startswith("It was put back once ")
+def test_it_was_requeued(stage: Stage, worker: CeleryWorker, name: str, holder: str) -> None:
+    found = explained(stage.app.app, stage.app.sleepy.delay(name), Fate.REQUEUED)
+    assert found.sentences[0].startswith("It was requeued once ")
     assert "will be tried again at 20" in found.sentences[0]
     assert_names_holder(found, worker, holder)
     again = stage.app.patient.delay(name)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=again.id, sequence=3)
-    found = explained(stage.app.app, again, Fate.PUT_BACK)
+    worker.wait_for_event(EventName.REQUEUED, task_id=again.id, sequence=3)
+    found = explained(stage.app.app, again, Fate.REQUEUED)
     times = int(found.sentences[0].partition(" times")[0].rpartition(" ")[2])
     assert times >= 3
     stage.open(name)

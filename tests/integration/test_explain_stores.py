@@ -67,7 +67,7 @@ def test_each_fate_is_reported_on_each_store(stage: Stage, worker: CeleryWorker)
     calls = {
         Fate.SKIPPED: app.work.delay(name),
         Fate.REFUSED: app.refusing.delay(name),
-        Fate.PUT_BACK: app.sleepy.delay(name),
+        Fate.REQUEUED: app.sleepy.delay(name),
         Fate.WAITING: app.waiting.delay(name),
         Fate.DUPLICATE: duplicate,
         Fate.QUEUED: queued,
@@ -77,7 +77,7 @@ def test_each_fate_is_reported_on_each_store(stage: Stage, worker: CeleryWorker)
     # Each takes the time in which workers reply.
     with ThreadPoolExecutor() as threads:
         found = dict(zip(calls, threads.map(explain, calls.values(), calls), strict=True))
-    for fate in (Fate.SKIPPED, Fate.REFUSED, Fate.PUT_BACK, Fate.WAITING):
+    for fate in (Fate.SKIPPED, Fate.REFUSED, Fate.REQUEUED, Fate.WAITING):
         other = found[fate].holder
         assert other is not None
         assert (other["task_id"], found[fate].key) == (holder.id, key)

@@ -190,7 +190,7 @@ def test_a_lease_that_was_not_replicated_is_lost_and_the_fence_refuses_its_stale
 
     def begun() -> bool:
         nonlocal successor
-        if successor is None or successor.ready():  # skipped, or put back, before the promotion
+        if successor is None or successor.ready():  # skipped, or requeued, before the promotion
             successor = fenced.write.delay("k", "successor")
         return len(journal.runs("k")) == 2
 

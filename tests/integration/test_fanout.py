@@ -49,7 +49,7 @@ def wait_until_settled(
     def settled() -> bool:
         ended = [run for run in journal.runs() if run.finished]
         assert len(ended) <= copies
-        arrived, back = received(workers)[task_id], reported(workers, EventName.PUT_BACK)[task_id]
+        arrived, back = received(workers)[task_id], reported(workers, EventName.REQUEUED)[task_id]
         return len(ended) == copies and arrived == copies + back
 
     wait_until(settled, f"{copies} runs have ended, and each copy has arrived once")
@@ -170,7 +170,7 @@ def test_a_message_in_two_queues_of_one_worker_runs_twice(
     assert journal.overlaps() == []
 
 
-def test_what_came_by_a_pattern_of_a_redis_broker_is_put_back_to_its_queue(
+def test_what_came_by_a_pattern_of_a_redis_broker_is_requeued_to_its_queue(
     site: ModuleType,
     worker: StartWorker,
     journal: Journal,
@@ -187,9 +187,9 @@ def test_what_came_by_a_pattern_of_a_redis_broker_is_put_back_to_its_queue(
     site.patient.apply_async(("k", "go"), **route)
     journal.wait_for_starts(1)
     waiting = site.patient.apply_async(("k", "go"), **route)
-    # Twice: what comes from a put-back is put back as well.
+    # Twice: what comes from a requeue is requeued as well.
     wait_until(
-        lambda: reported([process], EventName.PUT_BACK)[waiting.id] >= 2, "it was put back twice"
+        lambda: reported([process], EventName.REQUEUED)[waiting.id] >= 2, "it was requeued twice"
     )
     Gate(redis_client, "go").open()
     journal.wait_for_ends(2)
@@ -245,7 +245,7 @@ def check_that_a_copy_comes_back(
     journal.wait_for_starts(1)
     waiting = task.apply_async(("k", "go"), **route)
     wait_until(
-        lambda: reported([process], EventName.PUT_BACK)[waiting.id] >= 2, "it was put back twice"
+        lambda: reported([process], EventName.REQUEUED)[waiting.id] >= 2, "it was requeued twice"
     )
     Gate(client, "go").open()
     journal.wait_for_ends(2)
@@ -284,7 +284,7 @@ def test_a_broadcast_by_redis_that_would_have_to_go_back_fails_and_says_why(
     journal.wait_for_ends(1)
     logs = "".join(process.log for process in workers)
     assert "it came by the fanout exchange 'news', on which redis can't put a message back" in logs
-    assert reported(workers, EventName.PUT_BACK) == {}
+    assert reported(workers, EventName.REQUEUED) == {}
 
 
 @pytest.mark.usefixtures("on_rabbit")

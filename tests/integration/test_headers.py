@@ -63,13 +63,13 @@ def occupy(stage: Stage, name: str) -> Any:
     return result
 
 
-def test_a_call_that_is_put_back_on_a_conflict_runs(
+def test_a_call_that_is_requeued_on_a_conflict_runs(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     occupy(stage, name)
     result = stage.app.patient.delay(name)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
+    worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=1)
+    worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=2)
     stage.open(name)
     assert result.get(timeout=20) == name
     assert len(stage.starts(name)) == 2
@@ -77,15 +77,15 @@ def test_a_call_that_is_put_back_on_a_conflict_runs(
 
 
 @pytest.mark.slow
-def test_work_that_is_put_back_after_a_lost_lease_runs_again(
+def test_work_that_is_requeued_after_a_lost_lease_runs_again(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     result = stage.app.late.apply_async((name, name), singleton={"ttl": 1})
     stage.journal.wait_for_starts(1, key=name)
     Runtime.of(stage.app.app).store.free(stage.app.late.lock_key(name), None)
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
-        worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, reason="lease lost")
-        worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, reason="started")
+        worker.wait_for_event(EventName.REQUEUED, task_id=result.id, reason="lease lost")
+        worker.wait_for_event(EventName.REQUEUED, task_id=result.id, reason="started")
     stage.open(name)
     assert result.get(timeout=60) == name
     assert [start.task_id for start in stage.starts(name)] == [result.id] * 2
@@ -128,7 +128,7 @@ def test_a_copy_has_all_headers_of_its_message_and_a_body_sees_none_of_ours(
         pytest.skip("there the caller's headers are gone from the start")
     occupy(stage, name)
     result = stage.app.patient.apply_async((name,), headers={"tenant": "t"})
-    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
+    worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=2)
     stage.open(name)
     assert result.get(timeout=20) == name
     start = stage.starts(name)[-1]

@@ -102,12 +102,12 @@ def hold_once(stage: Stage, name: str) -> None:
         lease.check()
 
 
-def test_a_call_put_back_for_a_hold_runs_after_it(
+def test_a_call_requeued_for_a_hold_runs_after_it(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     with holding(stage, name):
         result = stage.app.patient.delay(name)
-        worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
+        worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=2)
         assert stage.starts(name) == []
     assert result.get(timeout=20) == 0
 
@@ -212,7 +212,7 @@ def test_limit_three_never_has_four_bodies(stage: Stage, worker: CeleryWorker, n
     # There are six processes: each of the others has met three holders.
     for result in results:
         if result.id not in running:
-            worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
+            worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=1)
     assert len(stage.starts(name)) == 3
     stage.open(name)
     assert [result.get(timeout=20) for result in results] == [name] * 12
@@ -246,7 +246,7 @@ def test_a_twin_takes_no_second_slot(stage: Stage, worker: CeleryWorker, name: s
     stage.journal.wait_for_starts(1, key=name)
     # The same message once more, as a broker delivers it whose visibility_timeout is over.
     RedisBroker(stage.redis).deliver_again(first.id)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=first.id, sequence=1)
+    worker.wait_for_event(EventName.REQUEUED, task_id=first.id, sequence=1)
     assert len(taken_slots(stage, name)) == 1
     assert len(stage.starts(name)) == 1
     others = [stage.app.trio_late.delay(name, name) for _ in range(2)]
@@ -273,7 +273,7 @@ def test_hold_takes_one_of_three_slots(stage: Stage, worker: CeleryWorker, name:
     with hold(name, scope="slots", app=stage.app.app):
         assert len(taken_slots(stage, name)) == 3
         waiting = stage.app.trio.delay(name)
-        worker.wait_for_event(EventName.PUT_BACK, task_id=waiting.id, sequence=1)
+        worker.wait_for_event(EventName.REQUEUED, task_id=waiting.id, sequence=1)
     assert waiting.get(timeout=20) == name
     stage.open(name)
     assert [result.get(timeout=20) for result in results] == [name] * 2

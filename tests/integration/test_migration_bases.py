@@ -36,7 +36,7 @@ APP = "tests.apps.migrated"
 @pytest.fixture(params=["bridge", "finish"])
 def conf(request: pytest.FixtureRequest, environment: dict[str, str], redis_url: str) -> str:
     """While old processes may run, and in the release after."""
-    finish = {"singleton_lock_bridge": False, "singleton_lock_url": redis_url}
+    finish = {"singleton_lock_old_locks": False, "singleton_lock_url": redis_url}
     environment["CONF"] = json.dumps(finish if request.param == "finish" else {})
     return str(request.param)
 
@@ -345,7 +345,7 @@ def test_heimdalls_base_runs_each_message_of_a_base_though_another_call_has_the_
     redis_client: redis.Redis,
     redis_url: str,
 ) -> None:
-    finish = {"singleton_lock_bridge": False, "singleton_lock_url": redis_url}
+    finish = {"singleton_lock_old_locks": False, "singleton_lock_url": redis_url}
     release_2 = load_app(APP, CONF=json.dumps(finish))
     release_1 = load_app(APP, CONF="{}")
     calls = [

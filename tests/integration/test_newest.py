@@ -100,13 +100,13 @@ def test_a_call_after_the_start_is_a_call_of_its_own(
     assert values(stage, name) == [1, 3]
 
 
-def test_a_message_that_was_put_back_takes_them_too(
+def test_a_message_that_was_requeued_takes_them_too(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     blocker = stage.app.newest.delay(name, "blocker", gate=name)
     start_of(stage, name)
     waiting = stage.app.newest.delay(name, 1)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=waiting.id, sequence=1)
+    worker.wait_for_event(EventName.REQUEUED, task_id=waiting.id, sequence=1)
     assert stage.app.newest.delay(name, 2).id == waiting.id
     stage.open(name)
     assert waiting.get(timeout=20) == 2
@@ -432,7 +432,7 @@ def test_arguments_of_another_key_run_under_that_key(
     result = task.apply_async((name, 1), countdown=1)
     assert claim_and_send(web, task.name, [other, 2], singleton=options, key=name).id == result.id
     worker.wait_for_event(
-        EventName.PUT_BACK, task_id=result.id, reason="the newest arguments have another key"
+        EventName.REQUEUED, task_id=result.id, reason="the newest arguments have another key"
     )
     stage.open(name)
     assert (running.get(timeout=20), result.get(timeout=20)) == ("runs", 2)

@@ -110,14 +110,14 @@ def test_a_skip_names_the_holder(stage: Stage, exported: Exported, name: str) ->
     assert name not in json.dumps(events(span))
 
 
-def test_a_put_back_is_the_outcome_of_its_run(stage: Stage, exported: Exported, name: str) -> None:
+def test_a_requeued_is_the_outcome_of_its_run(stage: Stage, exported: Exported, name: str) -> None:
     with hold(f"account:{name}", scope=SCOPE, ttl=30, app=stage.app.app):
         result = stage.app.patient.delay(name)
-        wait_until(lambda: exported.points("put_backs", task=f"{APP}.patient"), "it is put back")
+        wait_until(lambda: exported.points("requeues", task=f"{APP}.patient"), "it is requeued")
     result.get(timeout=30)
     span = exported.span(result.id)
-    assert ours(span["attributes"])["outcome"] == EventName.PUT_BACK
-    assert event_of(span, EventName.PUT_BACK)["delay"] > 0
+    assert ours(span["attributes"])["outcome"] == EventName.REQUEUED
+    assert event_of(span, EventName.REQUEUED)["delay"] > 0
 
 
 def test_a_loss_that_the_heartbeat_detects_is_in_the_span_of_its_task(

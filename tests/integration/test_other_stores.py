@@ -168,7 +168,7 @@ def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
     broker.wait_until_empty()
     wait_until_settled([process], ids(results))
     assert (
-        set(reported([process], EventName.PUT_BACK))
+        set(reported([process], EventName.REQUEUED))
         == set(reported([process], EventName.DROPPED))
         == ids(results)
     )

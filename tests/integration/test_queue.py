@@ -758,13 +758,13 @@ def test_calls_with_and_without_a_place_run_once_and_apart_while_the_option_is_d
     assert stage.journal.overlaps() == []
 
 
-def test_calls_that_were_put_back_before_the_option_was_switched_on_take_a_place(
+def test_calls_that_were_requeued_before_the_option_was_switched_on_take_a_place(
     stage: Stage, worker: CeleryWorker, name: str, consume: Consume
 ) -> None:
     first = running(stage, name)
     before = consume(name, env={"OFF": "1"})
     second = stage.app.app.send_task(stage.app.early.name, (name, 1), queue=name)
-    before.wait_for_event(EventName.PUT_BACK)
+    before.wait_for_event(EventName.REQUEUED)
     before.terminate()
     before.wait()
     also_consume(stage, worker, name)

@@ -1,4 +1,4 @@
-"""RabbitMQ, classic and quorum queues: deliveries that come again, and messages that are put back.
+"""RabbitMQ, classic and quorum queues: deliveries that come again, and messages that are requeued.
 
 RabbitMQ has no visibility_timeout: an unacknowledged message comes back when its connection ends,
 or its channel, which the node closes when an acknowledgement is overdue (``consumer_timeout``).
@@ -87,11 +87,11 @@ def test_a_connection_cut_in_mid_body_makes_no_second_body(
 def assert_all_copies_were_dropped(process: CeleryWorker, results: list[Any]) -> None:
     print(
         received([process]),
-        reported([process], EventName.PUT_BACK),
+        reported([process], EventName.REQUEUED),
         reported([process], EventName.DROPPED),
     )
     assert (
-        set(reported([process], EventName.PUT_BACK))
+        set(reported([process], EventName.REQUEUED))
         == set(reported([process], EventName.DROPPED))
         == ids(results)
     )
@@ -199,7 +199,7 @@ def test_a_job_whose_worker_was_killed_runs_again(
         pytest.param({"exchange": "any", "routing_key": "any.thing"}, id="pattern", marks=SLOW),
     ],
 )
-def test_what_is_put_back_comes_to_its_own_queue_again(
+def test_what_is_requeued_comes_to_its_own_queue_again(
     route: dict[str, str],
     crash: ModuleType,
     rabbit: RabbitServer,
@@ -211,7 +211,7 @@ def test_what_is_put_back_comes_to_its_own_queue_again(
     holder = crash.patient.apply_async(("k", "all"), **route)
     journal.wait_for_starts(1)
     waiting = crash.patient.apply_async(("k", "all"), **route)
-    # Twice: what comes from a put-back is put back as well.
+    # Twice: what comes from a requeue is requeued as well.
     wait_until_received([process], [waiting], 3)
     crash.open_gate("all")
     marks = [holder.get(timeout=30), waiting.get(timeout=30)]

@@ -114,10 +114,10 @@ def test_a_killed_holders_redelivery_runs_after_the_duplicate_that_it_meets(
             redis_client, [crash.late.lock_key(key, "") for key in keys], timeout=10
         ),
         lambda second, killed: (
-            set(reported([second], EventName.PUT_BACK, reason="started")) >= killed
+            set(reported([second], EventName.REQUEUED, reason="started")) >= killed
         ),
     )
-    # Each refusal doubles the delay of a put-back, up to 30 s.
+    # Each refusal doubles the delay of a requeue, up to 30 s.
     results = [result.get(timeout=60) for result in killed]
     broker.wait_until_empty()
     for number, key in enumerate(keys_of(count)):
@@ -204,7 +204,7 @@ def test_a_due_retry_runs_after_the_duplicate_that_it_meets(
             redis_client, [crash.retried.lock_key(key, "") for key in keys], timeout=10
         ),
         lambda process, retried: (
-            set(reported([process], EventName.PUT_BACK, reason="started")) >= retried
+            set(reported([process], EventName.REQUEUED, reason="started")) >= retried
         ),
     )
     results = [result.get(timeout=30) for result in retried]
@@ -214,7 +214,7 @@ def test_a_due_retry_runs_after_the_duplicate_that_it_meets(
         assert before.task_id == after.task_id == retried[number].id
         assert between.task_id == duplicates[number].id
         assert after.data["mark"] == results[number]
-        # Being put back is no retry of the user's.
+        # Being requeued is no retry of the user's.
         assert (before.data["retries"], after.data["retries"]) == (0, 1)
     assert not any(is_skipped(result.get(timeout=30)) for result in [*retried, *duplicates])
     assert journal.overlaps() == []

@@ -97,11 +97,11 @@ def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
     broker.wait_until_empty()
     wait_until_settled([process], ids(results))
     assert_bounded([process], results, time.monotonic() - began)
-    # What is delivered, what is put back, and for a moment the copy that replaces it.
+    # What is delivered, what is requeued, and for a moment the copy that replaces it.
     assert max(most) <= 3
     # The copies ended by themselves: the last word on every task is that one was dropped.
     assert (
-        set(reported([process], EventName.PUT_BACK))
+        set(reported([process], EventName.REQUEUED))
         == set(reported([process], EventName.DROPPED))
         == ids(results)
     )
@@ -157,7 +157,7 @@ def test_the_markers_of_done_and_of_waiting_messages_live_as_long_as_the_setting
     done = crash.patient.delay("k", "all")
     journal.wait_for_starts(1)
     waiting = crash.patient.delay("k", "all")
-    process.wait_for_event(EventName.PUT_BACK, task_id=waiting.id)
+    process.wait_for_event(EventName.REQUEUED, task_id=waiting.id)
     longest = {}
 
     def are_marked() -> bool:
@@ -169,7 +169,7 @@ def test_the_markers_of_done_and_of_waiting_messages_live_as_long_as_the_setting
 
     crash.open_gate("all")
     wait_until(are_marked, "both have a marker", timeout=30)
-    # That of a put-back message lives for its delay in addition.
+    # That of a requeued message lives for its delay in addition.
     assert 30_000 < longest[done.id] <= 90_000
     assert 30_000 < longest[waiting.id] <= 91_000
 

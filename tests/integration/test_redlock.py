@@ -214,14 +214,14 @@ def test_a_body_without_three_of_five_is_interrupted_in_time_and_runs_again_when
     assert journal.overlaps() == []
 
 
-def test_a_task_is_put_back_while_no_majority_answers(
+def test_a_task_is_requeued_while_no_majority_answers(
     nodes: RedlockNodes, worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
     process = worker(LOSS)
     for index in range(3):
         nodes[index].kill()
     result = load_app(LOSS).early.delay("k", "sleep", 0)
-    process.wait_for_event(EventName.PUT_BACK, task_id=result.id, reason="store")
+    process.wait_for_event(EventName.REQUEUED, task_id=result.id, reason="store")
     assert journal.records() == []
     nodes[0].start()
     assert result.get(timeout=60)["lost"] is False

@@ -287,7 +287,7 @@ def test_an_autoretry_that_names_the_loss_is_honoured(
     journal.wait_for_starts(key="k")
     with replaced(loss, keys, "k"):
         wait_for_run(journal, "k")
-        # A due retry is started work: it meets the other's lease and is put back, not skipped.
+        # A due retry is started work: it meets the other's lease and is requeued, not skipped.
         wait_until(lambda: result.state == "RETRY", "the retry is stored")
     assert result.get(timeout=30)["retries"] == 1
     first, second = journal.runs("k")
@@ -296,7 +296,7 @@ def test_an_autoretry_that_names_the_loss_is_honoured(
 
 
 @pytest.mark.slow
-def test_a_late_acknowledged_task_is_put_back_and_runs_after_the_other(
+def test_a_late_acknowledged_task_is_requeued_and_runs_after_the_other(
     worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
 ) -> None:
     process = worker(LOSS)
@@ -304,8 +304,8 @@ def test_a_late_acknowledged_task_is_put_back_and_runs_after_the_other(
     journal.wait_for_starts(key="k")
     with replaced(loss, keys, "k") as other:
         wait_for_run(journal, "k")
-        process.wait_for_event(EventName.PUT_BACK, reason="lease lost")
-        process.wait_for_event(EventName.PUT_BACK, reason="started")
+        process.wait_for_event(EventName.REQUEUED, reason="lease lost")
+        process.wait_for_event(EventName.REQUEUED, reason="started")
         assert len(journal.runs("k")) == 1
         assert result.state == "PENDING"
         freed = time.monotonic()
@@ -319,7 +319,7 @@ def test_a_late_acknowledged_task_is_put_back_and_runs_after_the_other(
 
 
 @pytest.mark.slow
-def test_a_body_is_put_back_three_times_then_its_loss_is_its_failure(
+def test_a_body_is_requeued_three_times_then_its_loss_is_its_failure(
     worker: StartWorker, load_app: LoadApp, environment: dict[str, str], journal: Journal
 ) -> None:
     environment["TTL"] = "1"
@@ -336,7 +336,7 @@ def test_a_body_is_put_back_three_times_then_its_loss_is_its_failure(
     fences = [run.fence for run in journal.runs("k")]
     assert len(fences) == 4
     assert fences == sorted(set(fences))
-    assert reported([process], EventName.PUT_BACK, reason="lease lost") == {result.id: 3}
+    assert reported([process], EventName.REQUEUED, reason="lease lost") == {result.id: 3}
     # The heartbeat reports the last loss while the body's thread stores the failure.
     process.wait_for_event(EventName.LEASE_LOST, action="interrupted,failed")
     actions = [event.fields["action"] for event in process.events(EventName.LEASE_LOST)]
@@ -362,17 +362,17 @@ def test_a_body_lost_to_its_own_twin_leaves_the_twins_result_alone(
     keys.free(loss.late.lock_key("k"))
     RedisBroker(redis_client).deliver_again(result.id)
     journal.wait_for_starts(2, key="k")
-    process.wait_for_event(EventName.DROPPED, EventName.PUT_BACK, reason="lost to its own twin")
+    process.wait_for_event(EventName.DROPPED, EventName.REQUEUED, reason="lost to its own twin")
     lost, twin = journal.runs("k")
     assert lost.error == "LeaseInterrupt"
     assert result.get(timeout=30) == {"fence": twin.fence, "lost": False, "retries": 0}
     journal.wait_for_ends(2, key="k")
     # The loser wrote nothing later. A twin that runs on may die yet, so a copy waited for its end.
     if twin_seconds:
-        assert reported([process], EventName.PUT_BACK, reason="lost to its own twin")
+        assert reported([process], EventName.REQUEUED, reason="lost to its own twin")
         process.wait_for_event(EventName.DROPPED, task_id=result.id, reason="done")
     else:
-        assert not reported([process], EventName.PUT_BACK)
+        assert not reported([process], EventName.REQUEUED)
     assert result.state == "SUCCESS"
     # Its result is there some milliseconds before its key is free.
     keys.wait_until_free(loss.late.lock_key("k"))

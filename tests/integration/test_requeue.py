@@ -57,7 +57,7 @@ def test_a_task_that_requeues_itself_and_returns_runs_three_times(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", WAYS)
-def test_what_was_put_back_can_requeue_itself_too(
+def test_what_was_requeued_can_requeue_itself_too(
     stage: Stage, worker: CeleryWorker, name: str, how: str
 ) -> None:
     """Its own messages must not be mistaken for copies of it."""
@@ -65,7 +65,7 @@ def test_what_was_put_back_can_requeue_itself_too(
         result = stage.app.again_late.apply_async(
             (name, 2, how), singleton={"on_conflict": stage.app.SOON}
         )
-        worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=2)
+        worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=2)
     assert result.get(timeout=20) == 0
     assert runs(stage, name) == [result.id] * 3
 
@@ -77,7 +77,7 @@ def test_a_message_that_could_not_be_sent_at_first_is_the_next_attempt(
 ) -> None:
     """Were the failure counted, it would be another call, which is skipped or has no claim."""
     result = stage.app.persistent_once.delay(name, 1, how, name)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, reason="earlier")
+    worker.wait_for_event(EventName.REQUEUED, task_id=result.id, reason="earlier")
     stage.open(name)
     wait_until(lambda: len(runs(stage, name)) == 2, "the second has run", 20)
     assert not overlap(stage, name)
@@ -110,7 +110,7 @@ def test_messages_sent_by_name_under_one_id_at_once_all_run(
     task_id = str(uuid4())
     for _ in range(3):
         stage.app.app.send_task("again_late", (name, 0, "", name), task_id=task_id)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=task_id)
+    worker.wait_for_event(EventName.REQUEUED, task_id=task_id)
     stage.open(name)
     wait_until(lambda: len(runs(stage, name)) == 3, "all three have run")
     assert not overlap(stage, name)
@@ -149,7 +149,7 @@ def test_a_late_copy_of_a_message_that_requeued_itself_is_dropped(
     result = stage.app.again_late.delay(name, 1, "apply_async", name)
     stage.journal.wait_for_starts(1, key=name)
     RedisBroker(stage.redis).deliver_again(result.id)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, reason="delivered-twice")
+    worker.wait_for_event(EventName.REQUEUED, task_id=result.id, reason="delivered-twice")
     stage.open(name)
     assert result.get(timeout=20) == 0
     worker.wait_for_event(EventName.DROPPED, task_id=result.id)

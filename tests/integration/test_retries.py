@@ -111,7 +111,7 @@ def test_a_due_retry_that_meets_a_duplicate_runs_after_it_with_its_own_retry_cou
     freed(stage, name)
     duplicate = stage.occupy(name)
     # max_retries is 1: a conflict that counted as a retry would end the task.
-    worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
+    worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=1)
     stage.open(name)
     assert duplicate.get(timeout=20) == name
     assert result.get(timeout=20) == 1
@@ -133,7 +133,7 @@ def test_twenty_of_twenty_due_retries_run_after_the_holders_they_meet(
         for one in names:
             holders.enter_context(hold(one, scope=stage.app.NAMES, app=stage.app.app))
         for one, result in zip(names, results, strict=True):
-            worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=1)
+            worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=1)
             assert attempts(stage, one) == [0]
     assert [result.get(timeout=60) for result in results] == [1] * 20
 
@@ -144,7 +144,7 @@ def test_conflicts_before_the_first_attempt_leave_the_users_retries_alone(
     blocker = stage.occupy(name)
     result = stage.app.patient.delay(name, retry_once=True)
     for sequence in (1, 2, 3):
-        worker.wait_for_event(EventName.PUT_BACK, task_id=result.id, sequence=sequence)
+        worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=sequence)
     stage.open(name)
     assert blocker.get(timeout=20) == name
     # Its max_retries is 1, and both attempts run.
@@ -164,8 +164,8 @@ def test_sixty_of_sixty_retries_without_countdown_run(
     for one in names:
         assert attempts(stage, one) == [0, 1]
         assert overlaps_of(stage, one) == 0
-    put_back = worker.events(EventName.PUT_BACK)
-    early = [event for event in put_back if f":{name}-" in event.fields["key"]]
+    requeue = worker.events(EventName.REQUEUED)
+    early = [event for event in requeue if f":{name}-" in event.fields["key"]]
     assert early, "no retry came before its predecessor's end: no proof"
 
 

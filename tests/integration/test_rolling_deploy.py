@@ -1,7 +1,7 @@
 """A rolling deploy: workers and publishers of the deployed version beside those of this one.
 
 The deployed version is exported from the repository's history and runs in processes of its own, on
-the same broker and store. Whatever one version publishes, puts back, reserves or leaves behind, the
+the same broker and store. Whatever one version publishes, requeues, reserves or leaves behind, the
 other one has to understand.
 """
 
@@ -248,12 +248,12 @@ def test_a_crowd_of_both_versions_loses_nothing(
         assert not skipped or task == "work"
     assert_clean(journal, redis_client)
     assert all(most_at_once(journal.records(), f"pair {name}") <= 2 for name in "abc")
-    put_back = [set(reported([worker], EventName.PUT_BACK)) for worker in workers]
+    requeue = [set(reported([worker], EventName.REQUEUED)) for worker in workers]
     crossed = [
         {run.task_id for run in journal.runs() if Path(run.data["root"]) == reader} & copies
-        for reader, copies in ((deploy.second, put_back[0]), (deploy.first, put_back[1]))
+        for reader, copies in ((deploy.second, requeue[0]), (deploy.first, requeue[1]))
     ]
-    assert all(crossed), "no copy that one version put back was read by the other"
+    assert all(crossed), "no copy that one version requeued was read by the other"
 
 
 def test_what_a_worker_does_is_counted_by_serve_of_the_other_version(
@@ -407,7 +407,7 @@ def reserved(client: redis.Redis) -> bool:
     return any(value and value.startswith("r") for value in values)
 
 
-def test_copies_that_one_version_put_back_run_in_the_other(
+def test_copies_that_one_version_requeue_run_in_the_other(
     deploy: Deploy,
     load_app: Callable[..., ModuleType],
     journal: Journal,
@@ -415,7 +415,7 @@ def test_copies_that_one_version_put_back_run_in_the_other(
     result: Callable[[str], Any],
     gates: Callable[[str], None],
 ) -> None:
-    """As in a rolling restart: the worker that put them back ends, and its successor reads them."""
+    """As in a rolling restart: the worker that requeued them ends, and its successor reads them."""
     deploy.worker(deploy.second, queues=["second"], concurrency=1)
     before = deploy.worker(deploy.first, queues=["first"])
     publishers = deploy.publishers()
@@ -426,7 +426,7 @@ def test_copies_that_one_version_put_back_run_in_the_other(
     # One of the two calls with a claim is the answer to the other.
     assert len(set(sent)) == len(tasks) + 2
     wait_until(
-        lambda: set(reported([before], EventName.PUT_BACK)) == set(sent), "all were put back"
+        lambda: set(reported([before], EventName.REQUEUED)) == set(sent), "all were requeued"
     )
     # Without a stream of results: a shutdown of Celery's pool in one may wait for its children for
     # half a minute or for ever, with locks or without.
@@ -495,7 +495,7 @@ def test_a_message_delivered_again_to_the_other_version_waits_and_is_dropped(
     running.wait_for_log("no longer consuming|Canceling queue|[Cc]ancel")
     other = deploy.worker(deploy.second, concurrency=1)
     RedisBroker(redis_client).deliver_again(task_id)
-    other.wait_for_event(EventName.PUT_BACK, task_id=task_id)
+    other.wait_for_event(EventName.REQUEUED, task_id=task_id)
     gates("gate")
     assert result(task_id) == str(deploy.first)
     other.wait_for_event(EventName.DROPPED, task_id=task_id, reason="done")

@@ -198,7 +198,7 @@ def test_arguments_of_a_task_are_in_no_line(work: Any, log: Log) -> None:
         assert "s3cret" not in repr(vars(record))
 
 
-def test_a_worker_logs_a_skip_and_a_put_back(
+def test_a_worker_logs_a_skip_and_a_requeue(
     worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
     pools = load_app(POOLS)
@@ -212,9 +212,9 @@ def test_a_worker_logs_a_skip_and_a_put_back(
         EventName.CONFLICT, task_id=skipped.id, key=key, outcome="skip", holder=holder
     )
     waiting = pools.brief.apply_async(("k",), singleton={"on_conflict": "retry"})
-    put_back = process.wait_for_event(EventName.PUT_BACK, task_id=waiting.id, key=key)
-    assert float(put_back.fields["delay"]) > 0
-    for event in (skip, put_back):
+    requeue = process.wait_for_event(EventName.REQUEUED, task_id=waiting.id, key=key)
+    assert float(requeue.fields["delay"]) > 0
+    for event in (skip, requeue):
         assert event.task == f"{POOLS}.brief"
         assert ": INFO/" in event.line
     pools.gate("k").touch()

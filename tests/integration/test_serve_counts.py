@@ -27,7 +27,7 @@ LOGGED = {
     "losses_total": (EventName.LEASE_LOST, "reason"),
     "release_failures_total": (EventName.RELEASE_FAILED, ""),
     "freed_total": (EventName.FREED, ""),
-    "put_backs_total": (EventName.PUT_BACK, "reason"),
+    "requeues_total": (EventName.REQUEUED, "reason"),
     "drops_total": (EventName.DROPPED, "reason"),
     "store_failures_total": (EventName.STORE_UNREACHABLE, ""),
     "store_recoveries_total": (EventName.STORE_BACK, ""),
@@ -113,7 +113,7 @@ def test_counters_equal_the_journal_and_gauges_the_store(
         journal.wait_for_starts(1, key=key)
     private_redis.kill()
     late = pools.brief.delay("late")
-    wait_until(lambda: logged(workers)["put_backs_total"], "the late call is put back")
+    wait_until(lambda: logged(workers)["requeues_total"], "the late call is requeued")
     journal.wait_for_ends(1, key="x")
     journal.wait_for_ends(1, key="y")
     private_redis.start()

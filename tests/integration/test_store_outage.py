@@ -93,7 +93,7 @@ def test_a_task_whose_store_is_down_is_neither_run_nor_lost(
     results = [loss.early.delay("early", "sleep", 0), loss.late.delay("late", "sleep", 0)]
     for result in results:
         process.wait_for_event(EventName.STORE_UNREACHABLE, task_id=result.id)
-        process.wait_for_event(EventName.PUT_BACK, task_id=result.id, reason="store")
+        process.wait_for_event(EventName.REQUEUED, task_id=result.id, reason="store")
     assert journal.records() == []
     private_redis.start() if outage == "killed" else private_redis.resume()
     assert [result.get(timeout=30)["lost"] for result in results] == [False, False]
@@ -340,7 +340,7 @@ def lose_all_under_running_bodies(
     assert {event.fields["reason"] for event in lost} == {"gone"}, "found by a renewal"
     assert max(first.fence or 0 for first, _ in runs) < min(second.fence or 0 for _, second in runs)
     assert journal.overlaps() == []
-    # Nothing comes again: each was put back once. A child reports it after it has published the
+    # Nothing comes again: each was requeued once. A child reports it after it has published the
     # copy, which another may have run by then.
     wait_until(lambda: process.log.count('reason="lease lost"') >= count, "all have reported")
     assert process.log.count('reason="lease lost"') == count
@@ -348,7 +348,7 @@ def lose_all_under_running_bodies(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("long_leases")
-def test_twenty_bodies_under_which_the_store_is_emptied_are_put_back_and_finish(
+def test_twenty_bodies_under_which_the_store_is_emptied_are_requeued_and_finish(
     private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
     process = worker(LOSS, concurrency=20)
@@ -357,7 +357,7 @@ def test_twenty_bodies_under_which_the_store_is_emptied_are_put_back_and_finish(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_for_all", "long_leases")
-def test_twenty_bodies_under_which_store_and_broker_are_emptied_are_put_back_and_finish(
+def test_twenty_bodies_under_which_store_and_broker_are_emptied_are_requeued_and_finish(
     private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
     process = worker(LOSS, concurrency=20)

@@ -433,7 +433,7 @@ def test_a_message_delivered_again_is_no_duplicate_of_itself(
     one = getattr(stage.app, task)
     first = occupy(stage, one, name)
     RedisBroker(stage.redis).deliver_again(first.id)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=first.id, sequence=1)
+    worker.wait_for_event(EventName.REQUEUED, task_id=first.id, sequence=1)
     stage.open(name)
     assert first.get(timeout=20) == name
     freed(stage, one, name)
@@ -456,13 +456,13 @@ def test_a_task_that_replaces_itself_goes_on_under_its_claim(
 
 
 @pytest.mark.parametrize("task", ["patient", "slowly"])
-def test_a_message_that_is_put_back_keeps_its_claim(
+def test_a_message_that_is_requeued_keeps_its_claim(
     stage: Stage, worker: CeleryWorker, name: str, task: str
 ) -> None:
     one = getattr(stage.app, task)
     occupy(stage, stage.app.blocker, name)
     first = one.delay(name)
-    worker.wait_for_event(EventName.PUT_BACK, task_id=first.id, sequence=1)
+    worker.wait_for_event(EventName.REQUEUED, task_id=first.id, sequence=1)
     assert one.delay(name).id == first.id
     record = claim(stage, one, name)
     assert str(record.phase) == "queued"
@@ -474,14 +474,14 @@ def test_a_message_that_is_put_back_keeps_its_claim(
 
 
 @pytest.mark.slow
-def test_options_of_the_call_survive_retry_put_back_and_redelivery(
+def test_options_of_the_call_survive_retry_requeue_and_redelivery(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     late = stage.app.once_late
     with hold(name, scope=late.name, app=stage.app.app):
         options = {"on_conflict": "retry", "unique_for": 777, "ttl": 33}
         first = late.apply_async((name,), singleton=options, queue="celery")
-        worker.wait_for_event(EventName.PUT_BACK, task_id=first.id, sequence=1)
+        worker.wait_for_event(EventName.REQUEUED, task_id=first.id, sequence=1)
         record = claim(stage, late, name)
         assert 700 < record.ttl < 780
     assert first.get(timeout=20) == name
@@ -527,7 +527,7 @@ def test_a_worker_that_computes_another_key_frees_the_claim_of_the_message(
 
 
 @pytest.mark.slow
-def test_a_put_back_that_is_reported_late_leaves_no_claim(stage: Stage, name: str) -> None:
+def test_a_requeued_that_is_reported_late_leaves_no_claim(stage: Stage, name: str) -> None:
     # Its child stood still after publishing the copy, which has run meanwhile.
     worker = stage.worker(concurrency=3, queues=[name], env={"LATE_MARKS": "1"})
     soon = stage.app.soon.s(name, gate=name).set(queue=name)
@@ -540,7 +540,7 @@ def test_a_put_back_that_is_reported_late_leaves_no_claim(stage: Stage, name: st
     assert second.get(timeout=20) == name
     freed(stage, stage.app.soon, name)
     stage.open(f"mark-{second.id}")
-    worker.wait_for_event(EventName.PUT_BACK, task_id=second.id, sequence=1)
+    worker.wait_for_event(EventName.REQUEUED, task_id=second.id, sequence=1)
     assert claim(stage, stage.app.soon, name) is None
     worker.kill_group()
 

@@ -178,14 +178,14 @@ def test_a_retry_with_another_key_leaves_both_periods_alone(
     assert other.owner is None
 
 
-def test_a_call_that_is_put_back_runs_in_its_own_period(
+def test_a_call_that_is_requeued_runs_in_its_own_period(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     period = Period(stage, "late", name)
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
         call = period.call()
         before = period.stands()
-        worker.wait_for_event(EventName.PUT_BACK, task_id=call.id, sequence=2)
+        worker.wait_for_event(EventName.REQUEUED, task_id=call.id, sequence=2)
     assert call.get(timeout=SOON) == name
     assert period.stands() == before
 

@@ -377,7 +377,7 @@ def test_a_server_that_may_evict_leases_grants_none_until_its_policy_is_correcte
         assert outage.task == "site_of_test.greet"
         assert "WARNING" in outage.line
         assert "allkeys-lru" in outage.fields["error"]
-        process.wait_for_event(EventName.PUT_BACK, task_id=refused.id, reason="store")
+        process.wait_for_event(EventName.REQUEUED, task_id=refused.id, reason="store")
         assert tasks.plain.delay().get(timeout=30) == "plain", "other tasks of the worker run"
         # A number of keys of the server, not of one task: no lease, and so no fence, was granted.
         with pytest.raises(StoreError, match="allkeys-lru"):
@@ -576,7 +576,7 @@ def take_rights(client: Any) -> str:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (refuse_all, "WARNING.*no locks now.*is a replica now.*put back"),
+        (refuse_all, "WARNING.*no locks now.*is a replica now.*requeued"),
         (fill_up, "ERROR.*no locks, because.*used memory > .maxmemory.*doctor"),
         (take_rights, "ERROR.*no locks, because.*permission.*doctor"),
         (lambda client: "/999999", "ERROR.*no locks, because.*DB index is out of range.*doctor"),
@@ -634,9 +634,9 @@ def test_a_worker_whose_store_is_down_starts_and_says_so(
     app, url = write_app(), private_redis.url()
     private_redis.kill()
     process = worker(app, env={"LOCK_URL": url})
-    process.wait_for_log(r"WARNING.*can't be used \(.*doesn't answer.*put back until it can")
+    process.wait_for_log(r"WARNING.*can't be used \(.*doesn't answer.*requeued until it can")
     result = load_app(app, LOCK_URL=url).greet.delay("you")
-    process.wait_for_event(EventName.PUT_BACK, task_id=result.id)
+    process.wait_for_event(EventName.REQUEUED, task_id=result.id)
     assert not result.ready()
     private_redis.start()
     assert result.get(timeout=30).startswith("hello you ")

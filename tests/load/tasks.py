@@ -81,7 +81,7 @@ class TaskReport:
         left: Keys of leases and claims in the store, afterwards.
         marker_bytes: What the store needs for a marker.
         empty: Memory before anything was published.
-        put_back: Messages that met another holder, or their own twin, and waited.
+        requeue: Messages that met another holder, or their own twin, and waited.
         samples: Memory over the run.
     """
 
@@ -94,7 +94,7 @@ class TaskReport:
     unlocked: int
     falls: int
     left: list[str]
-    put_back: int
+    requeue: int
     marker_bytes: float
     empty: Sample
     samples: list[Sample] = field(default_factory=list)
@@ -121,7 +121,7 @@ class TaskReport:
     def __str__(self) -> str:
         lines = [
             f"{self.tasks} tasks in {self.seconds:.0f} s: {self.tasks / self.seconds:.0f} a second",
-            f"killed bodies {self.kills}, put back {self.put_back}",
+            f"killed bodies {self.kills}, requeued {self.requeue}",
             f"lost {self.lost}, run twice {self.doubled}, at once {self.overlaps}, without a lease "
             f"{self.unlocked}, fences that did not rise {self.falls}, keys left {self.left}",
             *map(str, [self.empty, *self.samples]),
@@ -250,7 +250,7 @@ def _judge(
         unlocked=sum(one.fence is None for one in runs),
         falls=falls,
         left=left,
-        put_back=sum(len([*events_in(log.splitlines(), EventName.PUT_BACK)]) for log in logs),
+        requeue=sum(len([*events_in(log.splitlines(), EventName.REQUEUED)]) for log in logs),
         marker_bytes=marker_bytes,
         empty=empty,
         samples=samples,

@@ -202,9 +202,9 @@ CHECKS = (
     _refuted("no ordinal", _DELIVERY, _ONE_BODY, "NO_ORDINAL", "FAULTS=1"),
     _refuted("no done marker", _DELIVERY, _DONE_ONCE, "NO_MARKER", "FAULTS=1"),
     _refuted("no reservation for a retry", _DELIVERY, _RESERVED, "NO_RESERVATION", "FAULTS=1"),
-    _refuted("put back after giving up", _DELIVERY, _KEPT, "ACK_FIRST", "FAULTS=1"),
+    _refuted("requeued after giving up", _DELIVERY, _KEPT, "ACK_FIRST", "FAULTS=1"),
     _refuted(
-        "put back after giving up, in the end",
+        "requeued after giving up, in the end",
         _DELIVERY,
         _FOREVER,
         "ACK_FIRST",

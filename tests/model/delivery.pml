@@ -341,7 +341,7 @@ inline sort() {
   v = 0
 }
 
-inline put_back(started_) {
+inline requeue(started_) {
   child[me].started = started_;
   child[me].trusts = 0;
   child[me].at = PUTTING_BACK
@@ -362,7 +362,7 @@ inline yield_to_twin() {
   :: met == TWIN || met == DROPPED -> child[me].at = LEAVING
 #else
   :: met == DROPPED -> child[me].at = LEAVING
-  :: met == TWIN -> put_back(1)
+  :: met == TWIN -> requeue(1)
 #endif
   :: else
   fi;
@@ -414,14 +414,14 @@ end:
         child[me].at = BODY
 #endif
       :: met == DROPPED -> child[me].at = LEAVING
-      :: met == EARLIER || met == TWIN -> put_back(1)
+      :: met == EARLIER || met == TWIN -> requeue(1)
 #ifdef CANCELS
       :: met == OTHER -> child[me].at = REFUSED
 #else
       :: met == OTHER && IS_SKIPPED ->
         done[MY(job)] = (began[MY(job)] -> done[MY(job)] : 1); /* work that began is not ended by a skip */
         child[me].at = LEAVING
-      :: met == OTHER && !IS_SKIPPED -> put_back(child[me].started)
+      :: met == OTHER && !IS_SKIPPED -> requeue(child[me].started)
 #endif
       fi;
       met = 0 }
@@ -446,12 +446,12 @@ end:
         child[me].at = BODY
       fi }
 
-  /* No reply to the note: the lease is released, and the message put back. [task/run.py TaskRun._notify_of_grant] [task/run.py TaskRun._retain] */
+  /* No reply to the note: the lease is released, and the message requeued. [task/run.py TaskRun._notify_of_grant] [task/run.py TaskRun._retain] */
   :: d_step { child[me].at == GRANTED && faults > 0 ->
       faults--;
       release(FREE, UNKNOWN);
       met = 0;
-      put_back(child[me].started) }
+      requeue(child[me].started) }
 
   /* The lease of a call that did not begin is released. [task/cancel_running.py CancelRunning._end] [task/run.py TaskRun.end_for_good] */
   :: d_step { child[me].at == CANCELLED ->
@@ -477,7 +477,7 @@ end:
         :: else
         fi;
         if
-        :: child[me].started -> put_back(1)
+        :: child[me].started -> requeue(1)
         :: !child[me].started -> child[me].at = ARRIVED
         fi
       fi }
@@ -493,10 +493,10 @@ end:
       leave_soon() }
 #endif
 
-  /* No reply, also not to the release by token: the message is put back. [task/run.py TaskRun._acquire] [task/run.py TaskRun._put_back] */
+  /* No reply, also not to the release by token: the message is requeued. [task/run.py TaskRun._acquire] [task/run.py TaskRun._requeue] */
   :: d_step { child[me].at == ARRIVED && faults > 0 ->
       faults--;
-      put_back(child[me].started) }
+      requeue(child[me].started) }
 
   /* The same, but the lease was granted. [core/locker.py Locker.forget] */
   :: d_step { child[me].at == ARRIVED && faults > 0 ->
@@ -507,7 +507,7 @@ end:
       :: else
       fi;
       met = 0;
-      put_back(child[me].started) }
+      requeue(child[me].started) }
 
   /* The body ends and triggers no messages: its result is stored under the lease. [task/run.py TaskRun._ended] */
   :: d_step { child[me].at == BODY && child[me].trusts ->
@@ -555,10 +555,10 @@ end:
       child[me].at = MARKING;
       yield_to_twin() }
 
-  /* The lease was lost and the body interrupted: its message is put back. [task/run.py TaskRun._interrupted] [task/run.py TaskRun._release_early] */
+  /* The lease was lost and the body interrupted: its message is requeued. [task/run.py TaskRun._interrupted] [task/run.py TaskRun._release_early] */
   :: d_step { child[me].at == BODY && !child[me].trusts ->
       release(FREE, UNKNOWN);
-      put_back(1);
+      requeue(1);
       yield_to_twin() }
 
   /* A release, or a mark, without a reply. [core/locker.py Locker.release] [task/run.py TaskRun._mark] */
@@ -566,7 +566,7 @@ end:
       faults--;
       leave_soon() }
 
-  /* Publish the copy before the delivery is acknowledged. [task/put_back.py publish_copy] [task/run.py TaskRun._put_back] */
+  /* Publish the copy before the delivery is acknowledged. [task/requeue.py publish_copy] [task/run.py TaskRun._requeue] */
   :: d_step { child[me].at == PUTTING_BACK && IN_ORDER ->
       publish(MY(job), MY(attempt), MY(sequence) + 1, child[me].started);
       child[me].at = PUBLISHED;

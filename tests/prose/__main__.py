@@ -1,7 +1,7 @@
-"""``python -m tests.prose``: the documentation, read by proselint with a vocabulary of our own.
+"""``python -m tests.prose``: the documentation, read by proselint.
 
-A word that is not used is a failure. The length of a sentence or of a page is advice, which is
-printed and fails nothing.
+What proselint finds is a failure. The length of a sentence or of a page is advice, which is printed
+and fails nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from typing import Final
 from proselint.checks import __register__ as proselints
 from proselint.config import DEFAULT
 from proselint.registry import CheckRegistry
-from proselint.registry.checks import Check, types
 from proselint.tools import LintFile
-
-from tests.prose.vocabulary import DOCUMENTATION
 
 _ROOT: Final = Path(__file__).parents[2]
 _LISTS: Final = ("changelog", "benchmarks")
@@ -37,18 +34,13 @@ _NO_PROSE: Final = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 # The first name that fits decides.
-_CHECKS: Final = dict.fromkeys(_UNUSED, False) | {"vocabulary": True} | DEFAULT["checks"]
+_CHECKS: Final = dict.fromkeys(_UNUSED, False) | DEFAULT["checks"]
 _CHECKS.update(dict.fromkeys(_UNUSED, False))
 # Up to a full stop, colon or semicolon, the end of a cell, or the next paragraph or list item.
 _SENTENCE: Final = re.compile(
     r"[^.:;!?|\s](?:[^.:;!?|\n]|[.:](?=\S)|\n(?![*#|-]| *\n| *\d\.|> -))*"
 )
-_VOCABULARY: Final = Check(
-    check_type=types.PreferredForms(items=DOCUMENTATION),
-    path="vocabulary",
-    message="say {0!r} instead of {1!r}.",
-)
-CheckRegistry().register_many((*proselints, _VOCABULARY))
+CheckRegistry().register_many(proselints)
 
 
 def pages() -> list[Path]:

@@ -363,7 +363,7 @@ def hooks(bench: Bench, body: Any = None, *, held: bool = False, **options: Any)
 
 
 def copied(bench: Bench, **options: Any) -> tuple[Any, Any]:
-    """A message, and the copy of it that a conflict puts back."""
+    """A message, and the copy of it that a conflict requeues."""
     task = bench.task(on_conflict="retry", **options)
     task.delay(1)
     queue = options.get("queue", "")

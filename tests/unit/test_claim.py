@@ -197,7 +197,7 @@ class Message:
 
 
 class Lives(RuleBasedStateMachine):
-    """Calls of one task with one key: published, granted, put back, retried, redelivered, ended."""
+    """Calls of one task with one key: published, granted, requeued, retried, redelivered, ended."""
 
     unique: Unique
     settles = True
@@ -262,7 +262,7 @@ class Lives(RuleBasedStateMachine):
             if reply.record.kind is Kind.CLAIM:
                 assert reply.record.token != message.token.task, "refused for its own claim"
                 assert reply.record.token == before
-            self.put_back(message, claim)
+            self.requeue(message, claim)
             return
         assert isinstance(reply, Granted)
         message.started = True
@@ -277,7 +277,7 @@ class Lives(RuleBasedStateMachine):
             claim_key=CLAIM if request.claim and request.claim.phase else "",
         )
 
-    def put_back(self, message: Message, claim: Claim) -> None:
+    def requeue(self, message: Message, claim: Claim) -> None:
         message.sequence += 1
         self.store.mark(
             Mark(

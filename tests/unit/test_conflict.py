@@ -17,7 +17,7 @@ OUTCOMES = {
     ConflictAction.SKIP: Outcome.SKIP,
     ConflictAction.REVOKE: Outcome.REVOKE,
     ConflictAction.RAISE: Outcome.RAISE,
-    ConflictAction.RETRY: Outcome.PUT_BACK,
+    ConflictAction.RETRY: Outcome.REQUEUED,
     ConflictAction.WAIT: Outcome.WAIT,
     ConflictAction.CANCEL_RUNNING: Outcome.WAIT,
     ConflictAction.QUEUE: Outcome.RAISE,  # only an eager call gets here
@@ -26,10 +26,10 @@ each_action = pytest.mark.parametrize("action", ConflictAction)
 
 
 def decided(
-    relation: Relation, delivery: Delivery, action: ConflictAction, no_put_back: str | None = None
+    relation: Relation, delivery: Delivery, action: ConflictAction, no_requeue: str | None = None
 ) -> Decision:
     rule = OnConflict(action=action)
-    return decide(relation, delivery, rule, no_put_back=no_put_back, wall=100.0, waited=0.0)
+    return decide(relation, delivery, rule, no_requeue=no_requeue, wall=100.0, waited=0.0)
 
 
 @each_action
@@ -40,21 +40,21 @@ def test_a_new_call_that_meets_another_is_treated_by_its_on_conflict(
 
 
 @each_action
-def test_started_work_that_meets_another_is_put_back_and_keeps_its_claim(
+def test_started_work_that_meets_another_is_requeued_and_keeps_its_claim(
     action: ConflictAction,
 ) -> None:
     decision = decided(Relation.OTHER, STARTED, action)
-    assert (decision.outcome, decision.queues_claim) == (Outcome.PUT_BACK, True)
+    assert (decision.outcome, decision.queues_claim) == (Outcome.REQUEUED, True)
     assert decision.delivery.started
 
 
 @each_action
 @pytest.mark.parametrize("relation", [Relation.EARLIER, Relation.TWIN])
-def test_a_delivery_that_meets_its_own_attempt_is_put_back_and_leaves_the_claim_to_it(
+def test_a_delivery_that_meets_its_own_attempt_is_requeued_and_leaves_the_claim_to_it(
     action: ConflictAction, relation: Relation
 ) -> None:
     decision = decided(relation, NEW, action)
-    assert (decision.outcome, decision.queues_claim) == (Outcome.PUT_BACK, False)
+    assert (decision.outcome, decision.queues_claim) == (Outcome.REQUEUED, False)
     assert decision.delivery.started, "else its copy could be skipped"
 
 
@@ -69,6 +69,6 @@ def test_a_delivery_whose_work_another_has_done_or_goes_on_with_is_dropped(
 
 
 @pytest.mark.parametrize("relation", [Relation.OTHER, Relation.EARLIER, Relation.TWIN])
-def test_a_delivery_that_cannot_be_put_back_fails_and_says_why(relation: Relation) -> None:
+def test_a_delivery_that_cannot_be_requeued_fails_and_says_why(relation: Relation) -> None:
     decision = decided(relation, STARTED, ConflictAction.SKIP, "no queue")
     assert (decision.outcome, decision.reason) == (Outcome.RAISE, "no queue")

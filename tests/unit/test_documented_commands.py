@@ -1,6 +1,6 @@
 """The commands of the documentation show what it promises: most events are logged at INFO.
 
-Celery's default level is WARNING, at which a skip, a put-back or an election shows nothing.
+Celery's default level is WARNING, at which a skip, a requeue or an election shows nothing.
 """
 
 from __future__ import annotations

@@ -280,63 +280,6 @@ def test_what_to_write_for_calls_of_one_key_names_the_key(page: str) -> None:
     assert [row for row in shown if "key=" not in row[1]] == []
 
 
-#: Words of the glossary, as a pattern each.
-WORDS = (
-    *("body|bodies", "leases?", "claims?", "markers?", "twins?", "fences?|fencing tokens?"),
-    *("put(?:s|ting)? back|put-backs?", "publishers?", "cooling down", "raw pairs?"),
-    *("holders?", "ticks?", "wait queues?"),
-)
-#: For contributors, or no prose of its own. `monitoring.md` has the body of a response first,
-#: `consensus-stores.md` the tick of a server.
-NOT_SEARCHED = {
-    *("explanation/how-we-know.md", "explanation/architecture.md", "explanation/model.md"),
-    *("reference/glossary.md", "changelog.md", "index.md"),
-}
-OTHER_SENSE = {
-    ("reference/monitoring.md", "body|bodies"),
-    ("reference/consensus-stores.md", "ticks?"),
-}
-
-
-def undefined(page: str, word: str) -> str:
-    """The line of the first use of ``word``, unless the page defines or links it by then.
-
-    That may be in the next paragraph, below a quotation.
-    """
-    text = re.sub(r"^(```|:::).*?^\1$", "", page, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"\{term\}`([^`<]*?)( <[^`]*)?`", r"*\1*", text)
-    text = re.sub(r"^#.*$|!\[.*?\]\(.*?\)|(?<=\])\([^)]*\)|`[^`]*`", "", text, flags=re.MULTILINE)
-    use = re.search(rf"^.*\b(?:{word})\b.*$", text, re.MULTILINE)
-    if use is None:
-        return ""
-    rest = text[use.end() :].split("\n\n")
-    shown = text[: use.end()] + "\n\n".join(rest[:2])
-    is_defined = re.search(rf"\*(?:{word})\b[^*\n]*\*|\[(?:{word})\]|\[all words\]", shown)
-    return "" if is_defined else use[0]
-
-
-@pytest.mark.parametrize("word", WORDS)
-def test_a_page_defines_a_word_where_it_uses_it_first_or_links_the_glossary(word: str) -> None:
-    wrong = {}
-    for path in DOCS.rglob("*.md"):
-        name = str(path.relative_to(DOCS))
-        if name not in NOT_SEARCHED and (name, word) not in OTHER_SENSE:
-            wrong[name] = undefined(path.read_text(), word)
-    assert {name: line for name, line in wrong.items() if line} == {}
-
-
-def test_a_word_that_is_used_before_its_definition_is_found() -> None:
-    late = "# The body\n\n`body`\n\nA body runs.\n\nIt ends.\n\nA *body* is code.\n"
-    assert undefined(late, "body") == "A body runs."
-    assert not undefined("A {term}`body` runs.\n", "body")
-    assert not undefined("A *body* is code.\n\nA body runs.\n", "body")
-
-
-def test_the_page_about_unique_calls_is_read_in_one_go() -> None:
-    """What has a page of its own, such as debounce, does not grow back into it."""
-    assert len((DOCS / "reference/uniqueness.md").read_text().split()) < 2500
-
-
 def test_rows_are_found_in_their_table_only() -> None:
     tables = (
         "| option | x |\n|---|---|\n| `a`, `b` | `c` |\n\n| other | x |\n|---|---|\n| `d` | |\n"

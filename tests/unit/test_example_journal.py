@@ -7,7 +7,7 @@ import pytest
 
 from example_project.bank import Bank, StaleFence
 from example_project.burst import burst, unpublished, waits
-from example_project.journal import Entry, Journal, What, overlaps, put_backs, runs, unsettled
+from example_project.journal import Entry, Journal, What, overlaps, requeues, runs, unsettled
 from example_project.snapshot import Outcome
 from example_project.ticks import doubled, ticks, ticks_of_the_other
 from example_project.timeline import draw
@@ -90,12 +90,12 @@ def test_a_body_that_raised_has_not_settled_its_job() -> None:
     assert unsettled([start(1, "x"), end(2, "x", detail="LeaseLost")]) == {"x"}
 
 
-def test_only_later_publications_of_a_job_are_put_backs() -> None:
+def test_only_later_publications_of_a_job_are_requeues() -> None:
     sent = [
         Entry(at=at, what=What.SENT, job=job)
         for at, job in ((0, "x"), (1, "y"), (2, "x"), (3, "x"))
     ]
-    assert [entry.at for entry in put_backs(sent)] == [2, 3]
+    assert [entry.at for entry in requeues(sent)] == [2, 3]
 
 
 def tick(at: float, beat: str = "beat-1") -> Entry:
@@ -184,8 +184,8 @@ def test_a_message_in_the_hands_of_a_killed_worker_waits_no_more() -> None:
     entries = sorted([*ONE_WAITS, *later, kill], key=lambda entry: entry.at)
     assert burst(entries).waiting == 1
     assert waits(entries)[2].until == 1.6
-    put_back = sorted([*entries, sent(1.7, "z")], key=lambda entry: entry.at)
-    assert burst(put_back).waiting == 2, "it was back in the queue"
+    requeue = sorted([*entries, sent(1.7, "z")], key=lambda entry: entry.at)
+    assert burst(requeue).waiting == 2, "it was back in the queue"
 
 
 def test_a_burst_whose_last_call_came_after_the_last_start_is_seen() -> None:

@@ -269,7 +269,7 @@ def test_an_acquire_of_a_queued_call_is_undone_after_the_end_of_its_lease(
 def test_a_copy_that_joined_before_the_acquire_of_its_call_was_undone_is_due_at_once(
     bench: Bench,
 ) -> None:
-    """The message was put back because the acquire had no reply."""
+    """The message was requeued because the acquire had no reply."""
     queue, asked = bench.store.call_queue, request()
     bench.store.cues["acquire"] = [(True, StoreUnavailable("lost"))] * 2
     bench.store.cues["release"] = [(False, StoreUnavailable("lost"))]

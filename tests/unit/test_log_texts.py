@@ -60,7 +60,7 @@ def test_the_tests_read_a_line_as_the_event_that_was_logged(
 ) -> None:
     data = {"reason": 'started "work" is not skipped', "sequence": 2, "started": True}
     event = Event(
-        name=EventName.PUT_BACK,
+        name=EventName.REQUEUED,
         key="a key",
         task=task,
         task_id=task_id,

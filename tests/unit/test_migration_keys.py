@@ -106,7 +106,7 @@ def test_the_old_options_become_a_policy(base: Any, bridge: bool | None) -> None
         Singleton: {"lock_expiry": 50},
         HeimdallTask: {"heimdall": {"unique": True, "unique_timeout": 50}},
     }[base]
-    app = app_with(singleton_lock_bridge=bridge, singleton_lock_unique="until_start")
+    app = app_with(singleton_lock_old_locks=bridge, singleton_lock_unique="until_start")
     policy = declared(base, app, singleton={"ttl": 7}, **options).singleton_policy()
     assert policy.ttl == 7
     assert policy.on_conflict.max_wait is None
@@ -121,7 +121,7 @@ def test_the_old_options_become_a_policy(base: Any, bridge: bool | None) -> None
 
 
 def test_celery_singletons_claims_without_an_end_end_after_a_day() -> None:
-    policy = declared(Singleton, app_with(singleton_lock_bridge=False)).singleton_policy()
+    policy = declared(Singleton, app_with(singleton_lock_old_locks=False)).singleton_policy()
     assert policy.unique_for == 86400
 
 

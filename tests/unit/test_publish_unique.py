@@ -339,7 +339,7 @@ def test_the_claim_of_a_task_that_has_not_ended_counts(bench: Bench, state: str)
 def test_a_message_that_expires_before_its_next_delivery_answers_no_call_after_that(
     bench: Bench, phase: Phase
 ) -> None:
-    """Its put-back copy, or its retry, keeps ``expires``: a worker will discard it."""
+    """Its requeued copy, or its retry, keeps ``expires``: a worker will discard it."""
     sync = bench.task(unique="until_done", expires=60)
     first = sync.delay()
     bench.settle(phase, ttl=3600)

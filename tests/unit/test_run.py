@@ -204,7 +204,7 @@ def test_what_becomes_of_a_lost_body_is_decided_once(monkeypatch: pytest.MonkeyP
     assert seen == [True, True]
 
 
-def test_a_message_that_is_put_back_for_an_unresponsive_store_releases_its_token_once(
+def test_a_message_that_is_requeued_for_an_unresponsive_store_releases_its_token_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The locker has done that; once more at the end, the child would wait for the store again.
@@ -227,7 +227,7 @@ def test_a_message_that_is_put_back_for_an_unresponsive_store_releases_its_token
     with app.connection_for_write() as connection:
         queued = connection.default_channel.queue_purge("silenced")
     app.close()
-    assert (state.state, queued) == ("IGNORED", 1), "it was not put back"
+    assert (state.state, queued) == ("IGNORED", 1), "it was not requeued"
     assert [str(request.token) for request in store.on_their_way] == ["t|0.0|a1"]
 
 
@@ -610,7 +610,7 @@ def test_the_place_of_a_call_that_has_lost_its_lease_ends_when_the_store_answers
         assert len(tries) == (1 if answers_in_time else 2)
 
 
-@pytest.mark.parametrize("how", ["retry", "put back"])
+@pytest.mark.parametrize("how", ["retry", "requeued"])
 @pytest.mark.parametrize(("expires", "answers"), [(60, False), (900, True), (None, True)])
 def test_a_message_answers_no_call_if_it_expires_before_it_comes_back(
     how: str, expires: int | None, answers: bool
@@ -635,7 +635,7 @@ def test_a_message_answers_no_call_if_it_expires_before_it_comes_back(
         with app.connection_for_read() as connection:
             message = connection.SimpleQueue(name).get_nowait()
         trace = build_tracer("work", work, app=app)
-        with hold_lock(work) if how == "put back" else nullcontext():
+        with hold_lock(work) if how == "requeued" else nullcontext():
             info = {"exchange": "", "routing_key": name}
             trace(first.id, (), {}, {**message.headers, "delivery_info": info, NONCE_KEY: "n"})
         again = work.apply_async(queue=name, expires=expires)

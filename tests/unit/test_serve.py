@@ -518,13 +518,13 @@ def test_the_counters_of_a_task_begin_with_0_so_its_first_loss_is_an_increase() 
     assert registry.get_sample_value("celery_singleton_removals_total", lost) == 0
 
 
-def test_a_call_that_is_put_back_again_is_one_conflict() -> None:
+def test_a_call_that_is_requeued_again_is_one_conflict() -> None:
     registry = CollectorRegistry()
     metrics = PrometheusMetrics(registry)
     for again in (None, True, True):
-        data = {"outcome": "put-back", "reason": "conflict", "again": again}
+        data = {"outcome": "requeued", "reason": "conflict", "again": again}
         metrics(Event(name=EventName.CONFLICT, key="k", task="t", data=data))
-        metrics(Event(name=EventName.PUT_BACK, key="k", task="t", data=data))
+        metrics(Event(name=EventName.REQUEUED, key="k", task="t", data=data))
     last = {"outcome": "raise", "again": True}
     metrics(Event(name=EventName.CONFLICT, key="k", task="t", data=last))
     found = {
@@ -534,9 +534,9 @@ def test_a_call_that_is_put_back_again_is_one_conflict() -> None:
         if s.value and s.name.endswith("_total")
     }
     assert found == {
-        ("celery_singleton_conflicts_total", "t", "put-back"): 1,
+        ("celery_singleton_conflicts_total", "t", "requeued"): 1,
         ("celery_singleton_conflicts_total", "t", "raise"): 1,
-        ("celery_singleton_put_backs_total", "t", "conflict"): 3,
+        ("celery_singleton_requeues_total", "t", "conflict"): 3,
     }
 
 

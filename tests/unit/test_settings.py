@@ -307,8 +307,8 @@ def test_app_settings_are_the_defaults_of_its_tasks() -> None:
         ("fence_base", 1.5, "whole number"),
         ("fence_base", True, "whole number"),
         ("allow_eviction", 1, "give True or False"),
-        ("marker_ttl", 59, "at least 60.0 seconds, because a second delivery"),
-        ("marker_ttl", None, "give seconds as a number"),
+        ("completion_ttl", 59, "at least 60.0 seconds, because a second delivery"),
+        ("completion_ttl", None, "give seconds as a number"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_remedy(name: str, value: Any, remedy: str) -> None:
@@ -371,8 +371,10 @@ def test_the_brokers_visibility_timeout_is_known(conf: Any, timeout: float | Non
     chosen = settings(**conf)
     assert chosen.visibility_timeout == timeout
     assert chosen.longest_countdown == (None if timeout is None else timeout / 3)
-    assert chosen.marker_ttl == max(timeout or 0, 3600)
-    assert settings(**conf, singleton_lock_marker_ttl=timedelta(minutes=5)).marker_ttl == 300
+    assert chosen.completion_ttl == max(timeout or 0, 3600)
+    assert (
+        settings(**conf, singleton_lock_completion_ttl=timedelta(minutes=5)).completion_ttl == 300
+    )
 
 
 # --- Valkey, Sentinel, Cluster -------------------------------------------------------------------

@@ -92,7 +92,7 @@ def test_the_copy_of_a_nameless_twin_is_dropped_when_the_work_is_done(site: Site
     """As another call, it would run once more."""
     site.task(acks_late=True)
     site.deliver({**BY_NAME, "twin": True})
-    assert len(site.published) == 1  # put back
+    assert len(site.published) == 1  # requeued
     site.deliver(site.published[0])
     assert site.started == [0]
 

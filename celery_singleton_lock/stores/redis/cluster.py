@@ -401,7 +401,7 @@ class ClusterStore(RedisStore):
         if claim is None:
             return super().acquire(request, timeout=timeout)
         if claim.arguments:
-            # An old copy of the message is put back too until then; its next acquire drops it.
+            # An old copy of the message is requeued too until then; its next acquire drops it.
             left_ms = int(self._run(scripts.DUE.command([claim.arguments]), timeout))
             if left_ms > 0:
                 not_due = Refused(relation=Relation.NOT_DUE)

@@ -551,7 +551,7 @@ class ClaimContract(Part):
 
     # --- mark ------------------------------------------------------------------------------------
 
-    def test_a_put_back_message_has_its_claim_requeued(self, store: Store) -> None:
+    def test_a_message_that_is_requeued_keeps_a_queued_claim(self, store: Store) -> None:
         for state in (MarkerState.WAITING, MarkerState.FINISHING):
             for before in Phase:
                 key, claim, token = do.published(store, phase=before)

@@ -15,7 +15,7 @@ local function keep()
 end
 -- An admission in the future: the server's clock was set back. Then the message does not wait for it.
 if left > 0 and now >= tonumber(first) then
-  -- An old copy of a message is dropped also before the message is due, or both would be put back.
+  -- An old copy of a message is dropped also before the message is due, or both would be requeued.
   local state, sequence = string.match(redis.call('GET', KEYS[2]) or '- 0 ', '^(%S) (%d+) ')
   if state == '-' and tonumber(sequence) <= tonumber(ARGV[3]) then
     keep()

@@ -1,6 +1,6 @@
 """Putting a message back: a copy with the same id is published before this delivery is given up.
 
-The message of a killed pool child is not put back here; Celery or the broker requeues it (see
+The message of a killed pool child is not requeued here; Celery or the broker requeues it (see
 `worker.dead_child`).
 
 Guarantees
@@ -31,7 +31,7 @@ from ..message.header import HEADER, QUEUE_KEY, SERIALIZER_KEY
 from ..message.stored_message import ONCE
 from ..worker.message_origin import reached_with_delay, without_delay
 
-#: The delay of a put-back in seconds. It doubles at each try, up to the second number, and half of
+#: The delay of a requeue in seconds. It doubles at each try, up to the second number, and half of
 #: it is jitter (`core.backoff`).
 Pace = tuple[float, float]
 #: For an earlier attempt of the same task, which releases within milliseconds: it published its
@@ -99,13 +99,13 @@ def publish_copy(
 
 
 def why_not(task: Any, request: Any) -> str | None:
-    """Why the message of ``request`` can't be put back; None: it can.
+    """Why the message of ``request`` can't be requeued; None: it can.
 
     A message from a fanout exchange must return to the queue of this worker only. RabbitMQ supports
     that. With the other transports, workers subscribe to the exchange and don't read the queue.
     """
     if request.is_eager:
-        return "this call is eager, so it can't be put back"
+        return "this call is eager, so it can't be requeued"
     name = getattr(request, QUEUE_KEY, None)
     queue = None if name is None else task.app.amqp.queues.get(name)
     if (
@@ -124,7 +124,7 @@ def _kept(request: Any) -> dict[str, Any]:
     """Options of the call that Celery's own retry does not keep.
 
     The representation of the arguments may keep a password out of the log. The app's default
-    serializer may be unable to write pickled arguments; then the message could never be put back.
+    serializer may be unable to write pickled arguments; then the message could never be requeued.
     """
     names = ("argsrepr", "kwargsrepr", "compression")
     options = {name: getattr(request, name, None) for name in names}
