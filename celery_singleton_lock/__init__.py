@@ -1,6 +1,6 @@
 """At most one body per lock key at a time, for Celery tasks: across workers, hosts and crashes.
 
-For maintainers, ``docs/explanation/architecture.md`` says where each change is made.
+For maintainers, ``docs/dev/architecture.md`` says where each change is made.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ author = "the celery-singleton-lock authors"
 version = release = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
-exclude_patterns = ["benchmarks/*.json"]
+# Pages for contributors are read in the repository.
+exclude_patterns = ["benchmarks/*.json", "dev"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "deflist"]
 

@@ -27,7 +27,7 @@ PAGE = (ROOT / "docs/how-to/containers.md").read_text()
 TUTORIAL = (ROOT / "docs/tutorials/first-lock.md").read_text()
 [IMAGE] = blocks(PAGE, "dockerfile")
 WORKER, BEAT = blocks(PAGE, "yaml")
-_, SERVE = blocks((ROOT / "docs/reference/monitoring.md").read_text(), "yaml")
+_, SERVE = blocks((ROOT / "docs/how-to/monitoring.md").read_text(), "yaml")
 START = Callable[..., Process]
 
 

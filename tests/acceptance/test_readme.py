@@ -56,7 +56,7 @@ def test_the_first_example_prints_what_the_readme_says(example: Path) -> None:
 @pytest.fixture
 def catalog(example: Path, redis_url: str, worker: Callable[..., CeleryWorker]) -> str:
     """The whole session about unique calls; a worker runs its catalog.py."""
-    text = (ROOT / "docs/reference/uniqueness.md").read_text()
+    text = (ROOT / "docs/how-to/unique-calls.md").read_text()
     page = re.sub(r"redis://localhost:6379/\d", redis_url, text)
     (example / "catalog.py").write_text(block_with(page, "# catalog.py"))
     worker("catalog", concurrency=4)
@@ -192,7 +192,7 @@ def test_the_session_about_the_newest_call_goes_as_printed(
 def test_the_schedule_of_the_page_publishes_one_tick_while_it_is_queued_or_running(
     example: Path, redis_url: str
 ) -> None:
-    entry = block_with((ROOT / "docs/reference/uniqueness.md").read_text(), "beat_schedule")
+    entry = block_with((ROOT / "docs/how-to/unique-calls.md").read_text(), "beat_schedule")
     (example / "ticking.py").write_text(
         f"from catalog import app\n{entry.replace('60.0', '0.25')}"
         "app.conf.singleton_lock_beat_poll = 0.1\n"
@@ -256,7 +256,7 @@ def test_the_commands_that_look_at_locks_work_as_printed(example: Path) -> None:
     # The page's `proj` stands for the module of the app, here the README's.
     commands = [
         line.replace("-A proj", "-A tasks").split()[1:]
-        for block in blocks((ROOT / "docs/reference/operations.md").read_text(), "")
+        for block in blocks((ROOT / "docs/how-to/cli.md").read_text(), "")
         for line in block.splitlines()
         if line.startswith("celery -A proj singleton")
     ]
@@ -275,7 +275,7 @@ def test_the_commands_that_look_at_locks_work_as_printed(example: Path) -> None:
 
 @pytest.mark.usefixtures("held")
 def test_the_session_about_operations_goes_as_printed(example: Path) -> None:
-    page = (ROOT / "docs/reference/operations.md").read_text()
+    page = (ROOT / "docs/how-to/cli.md").read_text()
     (example / "session.txt").write_text(block_with(page, ">>> from tasks import app"))
     done = run("-m", "doctest", "session.txt", folder=example)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -46,7 +46,7 @@ def test_the_first_lock_goes_as_printed(
 def test_one_account_at_a_time_goes_as_printed(
     tmp_path: Path, redis_url: str, worker: Callable[..., CeleryWorker]
 ) -> None:
-    page = Page("tutorials/in-order.md", tmp_path, redis_url).write()
+    page = Page("how-to/in-order.md", tmp_path, redis_url).write()
     [queue, _] = page.commands("celery -A transfers singleton queue")
     first = worker("transfers", concurrency=4, wait=False)
     with ThreadPoolExecutor(1) as executor:

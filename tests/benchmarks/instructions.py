@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--functions", type=int, default=0, help="how many functions of each path are listed"
     )
     parser.add_argument(
-        "--save", action="store_true", help="write the table into docs/explanation/architecture.md"
+        "--save", action="store_true", help="write the table into docs/dev/architecture.md"
     )
 
 

@@ -13,7 +13,7 @@ __all__ = ["publish", "published"]
 
 _PAGE: Final = ROOT / "docs" / "benchmarks.md"
 #: For contributors alone.
-_OTHER_PAGES: Final = {"instructions": ROOT / "docs" / "explanation" / "architecture.md"}
+_OTHER_PAGES: Final = {"instructions": ROOT / "docs" / "dev" / "architecture.md"}
 _DIRECTORY: Final = ROOT / "docs" / "benchmarks"
 
 

@@ -23,7 +23,7 @@ ALERTS = MONITORING / "prometheus-alerts.yml"
 ALERT_TESTS = ROOT / "tests/integration/prometheus-alerts.test.yml"
 DASHBOARD = json.loads((MONITORING / "grafana-dashboard.json").read_text())
 DOCS = "https://celery-singleton-lock.readthedocs.io/en/stable/"
-PAGE = (ROOT / "docs/reference/monitoring.md").read_text()
+PAGE = (ROOT / "docs/how-to/monitoring.md").read_text()
 SURFACE = (ROOT / "tests/public_surface.txt").read_text()
 
 
@@ -48,7 +48,7 @@ def names_in(text: str) -> set[str]:
 
 
 def documented() -> set[str]:
-    """The metrics in the table of docs/reference/monitoring.md."""
+    """The metrics in the table of docs/how-to/monitoring.md."""
     return {name for line in PAGE.splitlines() if line.startswith("| `") for name in names_in(line)}
 
 

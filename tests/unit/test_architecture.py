@@ -1,4 +1,4 @@
-"""docs/explanation/architecture.md names files and functions of the package: they exist."""
+"""docs/dev/architecture.md names files and functions of the package: they exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.harness.processes import ROOT
 from tests.harness.references import exists
 
-PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+PAGE = (ROOT / "docs" / "dev" / "architecture.md").read_text()
 # `path` or `path name` in a code span, the path from the package's root.
 REFERENCES = sorted(set(re.findall(r"`([a-z_]+(?:/\w+)*(?:\.py|\.lua)(?: [\w.]+)?)`", PAGE)))
 FOLDERS = sorted(set(re.findall(r"(?<!\S)([a-z_]+(?:/|\.py))(?=\s)", PAGE)))

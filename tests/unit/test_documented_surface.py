@@ -125,7 +125,7 @@ def test_each_metric_has_a_row_with_its_type_and_labels_and_each_row_a_metric() 
     }
     shown = {
         (codes(name)[0], kind, ", ".join(codes(labels)))
-        for name, kind, labels, *_ in rows(section("reference/monitoring.md", "## Metrics"))
+        for name, kind, labels, *_ in rows(section("how-to/monitoring.md", "## Metrics"))
     }
     assert shown == expected
 
@@ -151,7 +151,7 @@ def test_the_fields_that_all_events_have_are_on_the_page() -> None:
 
 #: The page where each command is described.
 COMMAND_PAGES = dict.fromkeys(
-    ("ls", "show", "explain", "release", "watch", "queue", "cancel"), "operations.md"
+    ("ls", "show", "explain", "release", "watch", "queue", "cancel"), "cli.md"
 )
 COMMAND_PAGES |= {"serve": "monitoring.md", "doctor": "../troubleshooting.md"}
 #: Of these the page says that they take the options of another command.
@@ -161,34 +161,34 @@ SAME_OPTIONS = {"watch": "ls"}
 def test_each_command_and_each_of_its_options_is_described() -> None:
     assert set(listed(r"command: singleton (\w+)")) == set(COMMAND_PAGES)
     for command, option in listed(r"command: singleton (\w+): (--[\w-]+)"):
-        text = (DOCS / "reference" / COMMAND_PAGES[command]).read_text()
+        text = (DOCS / "how-to" / COMMAND_PAGES[command]).read_text()
         assert option in text, f"{command} {option}"
     for command, other in SAME_OPTIONS.items():
         assert (
             f"`{command}` with the options of `{other}`"
-            in (DOCS / "reference" / COMMAND_PAGES[command]).read_text()
+            in (DOCS / "how-to" / COMMAND_PAGES[command]).read_text()
         )
 
 
 def test_each_command_of_an_operator_has_a_row_and_each_row_a_command() -> None:
     shown = set()
-    table = table_with(section("reference/operations.md", "## Commands"), "command")
+    table = table_with(section("how-to/cli.md", "## Commands"), "command")
     for code in first_codes(table):
         command, *words = code.split()
         shown.add(command)
         options = {(command, word) for word in words if word.startswith("--")}
         assert options <= set(listed(r"command: singleton (\w+): (--[\w-]+)")), code
-    assert shown == {name for name, page in COMMAND_PAGES.items() if page == "operations.md"}
+    assert shown == {name for name, page in COMMAND_PAGES.items() if page == "cli.md"}
 
 
 def test_each_column_of_the_tables_of_an_operator_has_a_row_and_each_row_a_column() -> None:
-    page = (DOCS / "reference/operations.md").read_text()
+    page = (DOCS / "how-to/cli.md").read_text()
     columns = {*COLUMNS, *COUNTS, *columns_at(datetime.now(UTC)), *calls_table([]).split()}
     assert set(first_codes(table_with(page, "column"))) == columns
 
 
 def test_each_option_of_serve_has_a_row_and_each_row_an_option() -> None:
-    table = table_with((DOCS / "reference/monitoring.md").read_text(), "option")
+    table = table_with((DOCS / "how-to/monitoring.md").read_text(), "option")
     shown = {code.split()[0] for code in first_codes(table)}
     assert shown == set(listed(r"command: singleton serve: (--[\w-]+)"))
 
@@ -242,10 +242,10 @@ SEARCHED = {
     "how-to/killed.md": ("OOM", "out of memory", "crash"),
     "how-to/choosing.md": ("mutex",),
     "reference/options.md": ("semaphore", "queue per user", "FIFO"),
-    "reference/uniqueness.md": ("dedupe", "throttle"),
+    "how-to/unique-calls.md": ("dedupe", "throttle"),
     "reference/debounce.md": ("coalesce",),
     "troubleshooting.md": ("stuck lock", "deadlock"),
-    "reference/beat.md": ("leader election",),
+    "how-to/beat.md": ("leader election",),
 }
 
 

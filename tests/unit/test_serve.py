@@ -541,7 +541,7 @@ def test_a_call_that_is_requeued_again_is_one_conflict() -> None:
 
 
 def test_the_table_of_metrics_is_complete(server: Server) -> None:
-    page = (ROOT / "docs/reference/monitoring.md").read_text()
+    page = (ROOT / "docs/how-to/monitoring.md").read_text()
     rows = re.findall(r"^\| `(celery_singleton_\w+)` \| (\w+) \| ([^|]*)\|", page, re.MULTILINE)
     documented = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
     assert len(documented) == len(rows)
