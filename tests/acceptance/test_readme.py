@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 from celery import Celery
+from celery.contrib.django.task import DjangoTask
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import PER_TASK, OnConflict, is_skipped, singleton_task
@@ -72,7 +73,7 @@ def test_the_session_about_uniqueness_goes_as_printed(example: Path, catalog: st
 
 @pytest.mark.parametrize(
     ("page", "at_least"),
-    [("README.md", 10), ("docs/how-to/recipes.md", 5), ("docs/how-to/choosing.md", 10)],
+    [("docs/how-to/recipes.md", 5), ("docs/how-to/choosing.md", 10)],
 )
 def test_the_options_that_a_row_says_to_write_are_accepted(page: str, at_least: int) -> None:
     names = {"PER_TASK": PER_TASK, "OnConflict": OnConflict, "dict": dict}
@@ -90,10 +91,12 @@ def test_the_options_that_a_row_says_to_write_are_accepted(page: str, at_least: 
     app.close()
 
 
-def options_for(wish: str) -> str:
-    """What the README says to write for it: the first code of its row."""
-    [written] = re.findall(rf"^\| {wish} \| `([^`]+)`", README, flags=re.MULTILINE)
-    return str(written)
+#: What the pages say to write for calls with different arguments.
+WISHES = {
+    "three": "key=PER_TASK, limit=3",
+    "newest": 'key="document:{document_id}", on_conflict="cancel_running"',
+    "replaced": 'key="document:{document_id}", unique="until_start", on_duplicate="replace"',
+}
 
 
 #: The tasks of the wishes that are about calls with different arguments.
@@ -128,14 +131,7 @@ def test_wishes_about_calls_with_different_arguments_come_true(
     load_app: Callable[..., ModuleType],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wishes = {
-        "three": options_for("at most three runs of a task at a time"),
-        "newest": options_for("only the newest call for a document to run"),
-        "replaced": options_for(
-            "the queued message of a document to run with the newest arguments"
-        ),
-    }
-    (example / "wishes.py").write_text(_WISHES.format(url=redis_url, **wishes))
+    (example / "wishes.py").write_text(_WISHES.format(url=redis_url, **WISHES))
     monkeypatch.syspath_prepend(str(example))
     tasks = load_app("wishes")
     worker("wishes", concurrency=5)
@@ -312,8 +308,21 @@ def test_the_links_of_the_readme_work_on_an_index() -> None:
         assert (ROOT / "docs" / page).is_file(), path
 
 
-def test_the_first_screen_has_promise_limit_install_and_example() -> None:
+def test_the_first_screen_has_a_promise_the_install_command_and_a_short_example() -> None:
     screen = README.split("## ")[0]
-    for part in ("At most one body per lock key", "unless the holder stalls", "pip install"):
+    for part in ("One run at a time", "distributed lock", "pip install"):
         assert part in screen
     assert len(block_with(README, "# tasks.py").strip().splitlines()) <= 12
+
+
+def test_the_tasks_for_django_and_beat_have_the_options_that_the_readme_gives_them() -> None:
+    app = Celery("readme", broker="memory://", set_as_current=False)
+    tasks, views = block_with(README, "# shop/tasks.py").split("# shop/views.py")
+    names = {"app": app}
+    exec(tasks.replace("@singleton_task(", "@singleton_task(app=app, "), names)
+    assert names["charge"].lock_key(7).endswith(":order:7")  # type: ignore[attr-defined]
+    assert views.strip() == "charge.delay_on_commit(order.pk)"
+    assert callable(DjangoTask.delay_on_commit)
+    exec(block_with(README, "def nightly_import"), names)
+    assert names["nightly_import"].time_limit == 6 * 3600  # type: ignore[attr-defined]
+    app.close()

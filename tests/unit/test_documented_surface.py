@@ -273,7 +273,7 @@ def test_acks_late_is_recommended_with_reject_on_worker_lost_only() -> None:
 ABOUT_A_KEY = re.compile(r'\blimit=|"(?:cancel_running|queue|replace)"|\bdebounce=')
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/how-to/choosing.md"])
+@pytest.mark.parametrize("page", ["docs/how-to/choosing.md"])
 def test_what_to_write_for_calls_of_one_key_names_the_key(page: str) -> None:
     shown = [row for row in rows((ROOT / page).read_text()) if ABOUT_A_KEY.search(row[1])]
     assert len(shown) >= 5
