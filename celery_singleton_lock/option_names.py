@@ -22,7 +22,7 @@ OTHER_OPTIONS: Final[dict[str, str]] = {
             *("lock_timeout", "lock_ttl", "lock_expire", "lock_expires", "lease_time", "lease_ttl"),
         ),
         "write ttl=..., the seconds for which a dead worker's lock stays; it is renewed while the "
-        "task runs. (expires=... is Celery's, for a message that waits too long.)",
+        "task runs. expires=... is Celery's, for a message that waits too long",
     ),
     "auto_renewal": "leave it out: a lease is always renewed while its task runs",
     # Waiting for a lock.

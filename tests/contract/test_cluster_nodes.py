@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from celery_singleton_lock.core.native_threads import socket_owner
 from celery_singleton_lock.core.store import Release, ReleaseReply
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis.async_release import PendingReleases
@@ -170,7 +171,7 @@ def test_unresponsive_nodes_are_waited_for_once_where_asynchronous_releases_are_
             request = Release(keys=(new_key(),), token=new_token())
             begun = pending.begin(request, LONG, lambda *outcome: outcomes.append(outcome))
             assert node.send_async(("GET", "reply"), LONG, begun)
-        (connection,) = node._idle[0, LONG]
+        (connection,) = node._idle[socket_owner(), LONG]
         poll = select.poll()  # select() refuses descriptors above 1,023
         poll.register(connection.fileno(), select.POLLIN)
         assert poll.poll(LONG * 1000), "the fourth has replied"

@@ -23,6 +23,7 @@ import redis
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.native_threads import socket_owner
 from celery_singleton_lock.core.store import (
     Admit,
     ClaimChange,
@@ -149,7 +150,7 @@ def test_threads_whose_connections_break_at_once_close_the_others_together(
         def close_idle(self) -> None:
             pass
 
-    idle: Any = connections._idle[0, TIMEOUT]
+    idle: Any = connections._idle[socket_owner(), TIMEOUT]
     errors: list[Exception] = []
 
     def drop_often() -> None:

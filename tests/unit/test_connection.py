@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_singleton_lock.core.native_threads import socket_owner
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis.connection import Connection, Connections, read
 from celery_singleton_lock.stores.redis.scripts import pack
@@ -30,7 +31,7 @@ def connected() -> Iterator[Connected]:
     ours.settimeout(TIMEOUT)
     client._sock = ours
     client._parser.on_connect(client)
-    connection = Connection(connections, client, connections._idle[0, TIMEOUT])
+    connection = Connection(connections, client, connections._idle[socket_owner(), TIMEOUT])
     with ours, theirs, closing(connection):
         connection.send(pack(("PING",)), 1)
         yield connection, theirs
