@@ -282,12 +282,12 @@ class OnConflict:
                 than the default ttl, after which the lease of a dead holder expires.
         """
         where = "OnConflict.cancel_running"
-        looks = at_least(f"{where}(within)", within, _MIN_WITHIN, "; each look is a command")
+        looks = at_least(f"{where}(within)", within, _MIN_WITHIN, "; each check is a command")
         longest = seconds(f"{where}(timeout)", timeout)
         if longest <= looks:
             raise ValueError(
-                f"{where}(within={looks:g}, timeout={longest:g}): the newer call gives up before "
-                "the holder looks; give a timeout that is longer than within"
+                f"{where}(within={looks:g}, timeout={longest:g}): the newer call gives up before"
+                " the holder checks; give a timeout that is longer than within"
             )
         return cls(action=ConflictAction.CANCEL_RUNNING, timeout=longest, within=looks)
 
@@ -459,7 +459,7 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
         if checked.get("unique") is Unique.UNTIL_EXPIRED and "unique_for" not in checked:
             raise ValueError(
                 'unique="until_expired" without unique_for: its default, an hour, bounds a lost '
-                "message, and would be a guess here. Give the period in seconds beside it, such as "
+                "message, and would be a guess here. Give the period in seconds with it, such as "
                 "unique_for=600: at most one call is published in it, whatever became of its run"
             )
         given_for = checked.get("unique_for", base.user_unique_for)
@@ -501,7 +501,7 @@ def check_call(policy: Callable[[], Policy], options: Any, *, where: str) -> dic
         )
     if "on_conflict" in options and merged.on_conflict.action is ConflictAction.CANCEL_RUNNING:
         raise ValueError(
-            f'{where}: on_conflict="cancel_running" belongs to the task: a holder looks for newer '
+            f'{where}: on_conflict="cancel_running" belongs to the task: a holder checks for newer '
             "calls only if its own policy says so. Give it to the decorator; a call of such a task "
             "may set another on_conflict"
         )
@@ -539,8 +539,9 @@ def check_autoretry(
         cure = 'Use on_store_error="retry", which puts the call back until the store answers'
     if cause:
         raise ValueError(
-            f"{where}: {cause} with an autoretry_for that names its error: Celery retries errors "
-            f"of the body, and such a call ends before its body begins. {cure}. If the body itself "
+            f"{where}: {cause} with an autoretry_for that names its error: Celery retries errors"
+            f" of the task's code, and such a call ends before it begins. {cure}. If the task "
+            "itself "
             "raises that error, by a hold(), call self.retry() there"
         )
 
@@ -724,11 +725,11 @@ def _check_queue(policy: Policy) -> None:
         ),
         'on_lost="continue"': (
             policy.on_lost is OnLost.CONTINUE,
-            'the next call would begin beside this body; use on_lost="retry" or "fail"',
+            'the next call would begin next to this run; use on_lost="retry" or "fail"',
         ),
         "hold_on_retry=False": (
             not policy.hold_on_retry,
-            "a call keeps its place until it has ended, and so while it retries",
+            "a call stays in the queue until it has ended, and so while it retries",
         ),
         newest: (
             policy.on_duplicate is OnDuplicate.REPLACE,
@@ -743,15 +744,15 @@ def _check_queue(policy: Policy) -> None:
 def _check_replace(policy: Policy) -> None:
     if policy.unique not in (None, Unique.UNTIL_START):
         raise ValueError(
-            f'on_duplicate="replace" with unique="{policy.unique}": a body that runs can\'t get '
+            f'on_duplicate="replace" with unique="{policy.unique}": a task that runs can\'t get '
             'other arguments. Use unique="until_start", or another on_duplicate'
         )
     if policy.unique and policy.on_store_error is OnStoreError.RUN:
         debounce = policy.debounce
         cause = 'on_duplicate="replace"' if debounce is None else f"debounce={debounce:g}"
         raise ValueError(
-            f'{cause} with on_store_error="run": the newest arguments are in the store, so a body '
-            'can\'t run without it. Use on_store_error="retry" or "raise"'
+            f'{cause} with on_store_error="run": the newest arguments are in the store, so the '
+            'task can\'t run without it. Use on_store_error="retry" or "raise"'
         )
 
 

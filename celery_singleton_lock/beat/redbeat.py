@@ -109,7 +109,9 @@ class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
         except LockError:  # it is not held yet, or has expired
             holds = bool(lock.acquire())
         if not holds and not self._waits:
-            logger.info("singleton beat: a RedBeat holds %s; no ticks until it stops", lock.name)
+            logger.info(
+                "singleton beat: a RedBeat holds %s; nothing is sent until it stops", lock.name
+            )
         self._waits = not holds
         if not holds:
             self._election.progress()  # another beat would have to wait too

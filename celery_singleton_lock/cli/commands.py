@@ -30,8 +30,8 @@ from .table import COLUMNS, aligned, holder_of, rows_of, shown, since_of
 _RELEASE: Final = {"done": "released", "does": "releases"}
 # The risks of a release by an operator.
 _RISKS: Final = {
-    True: "Its message stays where it is, and an equal call can be published beside it.",
-    False: "If its body still runs, another may start beside it until the holder's next heartbeat "
+    True: "Its message stays where it is, and an equal call can be published as well.",
+    False: "If its task still runs, another run may start until the holder's next heartbeat "
     "(a third of its ttl).",
 }
 
@@ -327,8 +327,7 @@ def cancel(
 @click.option("--dry-run", is_flag=True, help="Only list what would be released.")
 @click.option("--reason", default="", help="Why; the holder reports it with your login and host.")
 @click.option("--token", help="Free it only if this token (see `show`) still has it.")
-@click.option("--yes", is_flag=True, help="Do not ask. The token is compared nevertheless.")
-@click.option("--force", is_flag=True, help="Free KEY for any token, without asking.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object; of several keys, an array.")
 @click.argument("key", required=False)
 @click.pass_context
@@ -340,37 +339,32 @@ def release(
     reason: str,
     dry_run: bool,
     yes: bool,
-    force: bool,
     as_json: bool,
     **conditions: Any,
 ) -> None:
     """Free KEY. Its holder notices at its next heartbeat, and is interrupted. The fence rises.
 
-    Without --force the token is compared: if another one has the key meanwhile, nothing is freed.
-    The message of a claim stays where it is, and runs.
+    If another holder has taken the key since it was shown, nothing is freed. The message of a claim
+    stays where it is, and runs.
 
-    Instead of KEY, --pattern, --scope, --task, --older-than and --waiting choose several keys. Each
-    is freed only if the token that was listed still has it.
+    Instead of KEY, --pattern, --scope, --task, --older-than and --waiting choose several keys.
     """
     chosen, app = Filter(**conditions), ctx.obj.app
     if (key is None) == (chosen == Filter()):
         raise click.UsageError("give KEY, or options that choose keys, such as --scope")
     if key is None:
-        if token or force:
-            raise click.UsageError("--token and --force are for one KEY; --yes does not ask")
+        if token:
+            raise click.UsageError("--token is for one KEY")
         _release_all(ctx, chosen, reason, dry_run=dry_run, yes=yes, as_json=as_json)
-    if token and force:
-        raise click.UsageError("--token compares and --force does not: give one of them")
     with progress(app):
         held = inspection.find_key(app, key or "")
     name, freed = held.key if held else str(key), False
     if held and not dry_run:
-        if not (force or yes or token):
+        if not (yes or token):
             question = f"{_RISKS[held.is_claim]} Release?"
-            answers = {**_RELEASE, "answers": "--yes, --token TOKEN or --force"}
+            answers = {**_RELEASE, "answers": "--yes or --token TOKEN"}
             _confirm(describe(held), question, as_json, **answers)
-        expected = None if force else token or held.token
-        freed = inspection.release(app, name, expected, reason=reason)
+        freed = inspection.release(app, name, token or held.token, reason=reason)
     if as_json:
         click.echo(json.dumps({"key": name, "released": freed}))
     elif held and dry_run:

@@ -31,7 +31,7 @@ def _prints(option: str, name: str, help_text: str) -> Callable[[_F], _F]:
 
 @click.command(cls=Command)
 @_prints("--print-alerts", "prometheus-alerts.yml", "Print alert rules for Prometheus, and exit.")
-@_prints("--print-dashboard", "grafana-dashboard.json", "Print a board for Grafana, and exit.")
+@_prints("--print-dashboard", "grafana-dashboard.json", "Print a Grafana dashboard, and exit.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", default=9876, show_default=True, help="0: any free port.")
 @click.option(
@@ -45,7 +45,7 @@ def _prints(option: str, name: str, help_text: str) -> Callable[[_F], _F]:
     "allowed_hosts",
     multiple=True,
     metavar="NAME",
-    help="A name by which this server is addressed, beside localhost and IP addresses.",
+    help="A name by which this server is addressed, besides localhost and IP addresses.",
 )
 @click.option(
     "--max-connections",

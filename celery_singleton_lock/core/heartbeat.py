@@ -521,7 +521,7 @@ class Heartbeat:
             action = on_lost(lease)
         except Exception:
             logger.exception(
-                "singleton: the loss of %r could not be reported to its body", lease.key
+                "singleton: the loss of %r could not be reported to its task", lease.key
             )
         self.report_loss(lease, lease.loss, action or "none")
 
@@ -557,7 +557,7 @@ class Heartbeat:
             if self._alarm.sleep(seconds):
                 self.hasten()
         except Exception:
-            logger.exception("singleton: the heartbeat can't sleep; it looks once a second")
+            logger.exception("singleton: the heartbeat can't sleep; it checks once a second")
             self._clock.sleep(_PAUSE_AFTER_FAILURE)
 
 

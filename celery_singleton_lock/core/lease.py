@@ -329,12 +329,12 @@ class SharedDeadline(Protocol):
         """
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Lease:
-    """A time-limited right to run one body. All times are on ``clock``.
+    """A lock with an end time: the right to run a task until then. All times are on ``clock``.
 
     ``valid_until`` is the deadline that follows from this process's own renewals. It is earlier
-    than the store's expiry, so a body that calls ``check()`` stops before another body may start.
+    than the store's expiry, so a task that calls ``check()`` stops before another run may start.
     """
 
     key: str
@@ -343,28 +343,39 @@ class Lease:
     holder: Holder
     valid_until: float
     acquired_at: float
-    clock: Clock = field(repr=False)
+    clock: Clock
     fence_number: int | None = None
     hold_until: float = _FOREVER  # renewal stops then; inf: there is no limit
     claim_key: str = ""  # the key of the claim that is renewed with the lease; empty: none
     # The holder; not a fork of it. None: another process of this worker.
-    process: Process | None = field(default_factory=this_process, repr=False)
+    process: Process | None = field(default_factory=this_process)
     loss: Loss | None = None
     released_at: float | None = None  # time at which the release was first sent
     reported: bool = False  # whether an event has reported the end of the lease
-    shared: SharedDeadline | None = field(default=None, repr=False)
+    shared: SharedDeadline | None = None
     #: The lease held around this one on the same thread; set with ``task.context.held_lease``.
-    outer: Lease | None = field(init=False, repr=False)
+    outer: Lease | None = field(init=False)
     #: The arguments that the grant returned; set only if the acquire requested them.
-    arguments: bytes | None = field(init=False, repr=False)
+    arguments: bytes | None = field(init=False)
     # The rest is set by the heartbeat. A process may have thousands of leases, and a sweep reads
     # their times several times. Therefore the times are stored, not computed.
-    due: float = field(init=False, repr=False)  # time of the next renewal
+    due: float = field(init=False)  # time of the next renewal
     # The time at which a sweep has to examine the lease: at ``due``, or at the deadline if that is
     # earlier. Never later than the deadline, which the worker parent can only extend.
-    sweep_at: float = field(init=False, repr=False)
-    failures: int = field(init=False, repr=False)  # consecutive renewals without a reply
-    error: str = field(init=False, repr=False)  # the error of the last of these, if there are any
+    sweep_at: float = field(init=False)
+    failures: int = field(init=False)  # consecutive renewals without a reply
+    error: str = field(init=False)  # the error of the last of these, if there are any
+
+    def __repr__(self) -> str:
+        """The key, the fencing token, and what is left of the lease, in one line."""
+        fence = "" if self.fence_number is None else f" fence={self.fence_number}"
+        if self.loss is not None:
+            state = f"lost ({self.loss.reason})"
+        elif self.released_at is not None:
+            state = "released"
+        else:
+            state = f"valid for {self.remaining():.1f} s"
+        return f"<Lease {self.key!r}{fence}, {state}>"
 
     @property
     def fence(self) -> int:
@@ -378,7 +389,7 @@ class Lease:
         if self.fence_number is None:
             raise FenceUnavailable(
                 f"the lease on {self.key!r} has no fencing token: its store gives none, or its "
-                "task has limit > 1. Set needs_fence=True to hear of it when the worker starts."
+                "task has limit > 1. Set needs_fence=True to be told when the worker starts."
             )
         return self.fence_number
 
@@ -451,8 +462,8 @@ class Lease:
         now = self.clock.now()
         if self.released_at is not None and self.loss is None:
             return LeaseLost(
-                f"the lease on {self.key!r} was released when its body ended; this code outlived "
-                "it. Wait inside the body for what needs the lease.",
+                f"the lease on {self.key!r} was released when its task ended; this code outlived "
+                "it. Wait inside the task for what needs the lease.",
                 self.key,
                 "released",
             )

@@ -119,7 +119,7 @@ def _check_waiting(context: Context) -> Findings:
     if missing:
         text = (
             f"the login may not use {', '.join(missing)}: a call that waits for a key isn't woken "
-            "when the key is released, but looks every half second"
+            "when the key is released, but asks every half second"
         )
         rights = " ".join(f"+{name.lower()}" for name in missing)
         yield note("waiting", text, f"grant {rights}, see {_RIGHTS_PAGE}")
@@ -189,7 +189,7 @@ def check_keys(context: Context) -> Findings:
         yield warning("keys", f"{len(foreign) - _SHOWN_KEYS} more of this kind")
     if size is not None and (others := size - own) >= _MANY_OTHERS:
         text = (
-            f"{others:,} keys of other programs are beside {own:,} of ours: ls, watch, explain, "
+            f"{others:,} keys of other programs are next to {own:,} of ours: ls, watch, explain, "
             "doctor and serve look through all of them, at most a tenth of the server's time"
         )
         is_cluster = context.kind == "redis cluster"  # which has one database only

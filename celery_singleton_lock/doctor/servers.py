@@ -29,7 +29,7 @@ _FLAWS: Final[dict[str, tuple[tuple[tuple[_Version, _Version], ...], str]]] = {
     "etcd": (
         (((3, 4, 0), (3, 4, 31)), ((3, 5, 0), (3, 5, 13))),
         "after a leader has stood still and another was elected, leases that are held may end, "
-        "and two bodies run at once",
+        "and two runs overlap",
     ),
     "ZooKeeper": (
         (((3, 6, 0), (3, 8, 1)),),
@@ -53,7 +53,7 @@ _COMFORTABLE_SHARE: Final = 0.1
 _UPTIME_PRECISION: Final = 1.0
 # Milliseconds that a key of the doctor lasts if it can't be removed.
 _PROBE_MILLIS: Final = 1000
-_TWO_BODIES: Final = "two bodies can run at once"
+_TWO_BODIES: Final = "two runs can overlap"
 _UNREACHABLE: Final = {
     "sentinel": ("replicas", "start it; or SENTINEL RESET, if it is gone for good"),
     "redis cluster": ("nodes", "start it; or CLUSTER FORGET it, and take it out of the URL"),
@@ -313,7 +313,7 @@ def check_persistence(context: Context, server: Server) -> Findings:
     elif server.info and context.kind == "redis":
         yield note(
             "persistence",
-            "no append-only file: a restart forgets leases. Bodies that run then are interrupted "
+            "no append-only file: a restart forgets leases. Tasks that run then are interrupted "
             "soon after the server answers again, and requeued if their task is acks_late",
             "appendonly yes, if restarts happen often",
         )

@@ -79,9 +79,9 @@ def check_timeouts(context: Context) -> Findings:
         yield note(
             "timeouts",
             f"acks_late, with a time limit above visibility_timeout ({timeout:g} s) or none: "
-            f"{names}. The message of a longer body is delivered again; the copies wait, and are "
+            f"{names}. The message of a longer run is delivered again; the copies wait, and are "
             "dropped when it is done",
-            "visibility_timeout above the longest body, in broker_transport_options, and a "
+            "visibility_timeout above the longest run, in broker_transport_options, and a "
             "time_limit below it",
         )
 
@@ -112,7 +112,7 @@ def check_lost_workers(context: Context) -> Findings:
             "acks_late",
             f"acks_late without reject_on_worker_lost: {names}. If its pool process is killed (out "
             "of memory, kill -9), the job ends FAILURE and does not run again",
-            f"reject_on_worker_lost=True beside acks_late=True, see {_KILLED_PAGE}",
+            f"reject_on_worker_lost=True with acks_late=True, see {_KILLED_PAGE}",
         )
     # The app's setting is meant for its acks_late tasks.
     is_default = bool(context.app.conf.task_reject_on_worker_lost)
@@ -121,7 +121,7 @@ def check_lost_workers(context: Context) -> Findings:
         yield note(
             "acks_late",
             f"reject_on_worker_lost without acks_late has no effect: {names}",
-            f"acks_late=True beside reject_on_worker_lost=True, see {_KILLED_PAGE}",
+            f"acks_late=True with reject_on_worker_lost=True, see {_KILLED_PAGE}",
         )
 
 

@@ -37,10 +37,10 @@ _UNSEEN: Final = (
     "It may have run, or have been skipped: its result has expired, or was not stored "
     "(ignore_result). For a skip its worker's log has a line 'singleton conflict' with this id, at "
     "INFO.",
-    "It may be a duplicate that was not published: its publisher's log has a line 'singleton "
+    "It may be a duplicate that was not published: its caller's log has a line 'singleton "
     "duplicate' with this id.",
     "Its worker may have been killed as a whole. Without acks_late its message was acknowledged "
-    "before its body began, so nothing is left of it when its lease has expired.",
+    "before it began, so nothing is left of it when its lease has expired.",
     "It may belong to another app, broker or singleton_lock_prefix.",
 )
 
@@ -165,7 +165,7 @@ def _revoked(facts: Facts) -> _Verdict | None:
         text = f"It never began: it was {reason}."
         return _Verdict(Fate.REVOKED, [text, f"REVOKED was stored{at}."], _own_key(facts))
     whats = {
-        "terminated": f"revoke(terminate=True) ended its body{at}.",
+        "terminated": f"revoke(terminate=True) ended it{at}.",
         "expired": f"It was discarded{at}, because its `expires` had passed before it ran.",
     }
     text = whats.get(reason, f"A caller revoked it before it ran. REVOKED was stored{at}.")
@@ -264,7 +264,8 @@ def _in_queue(facts: Facts) -> _Verdict | None:
             f"It has begun, but its lease on {key} has ended: its worker died, or lost the store."
         )
         why = (
-            "A worker's look at the queue of the key publishes it again, or stores its failure if "
+            "A worker that checks the queue of the key publishes it again, or stores its "
+            "failure if "
             "its message was acknowledged early."
         )
         if place.state == "published":
@@ -279,7 +280,7 @@ def _in_queue(facts: Facts) -> _Verdict | None:
         return _Verdict(Fate.WAITING, sentences, key, _row(holder))
     text = f"It is the next call of {key}, which it joined{since}."
     if place.state == "waiting":
-        why = "Its message is published within seconds, by a worker's look at its queue."
+        why = "Its message is published within seconds, by a worker that checks its queue."
         return _Verdict(Fate.QUEUED, [text, why], key)
     times = "once" if place.copies == 1 else f"{place.copies} times"
     why = (
@@ -352,12 +353,12 @@ def _done(facts: Facts) -> _Verdict | None:
     """The body has ended, though no result says so: ``ignore_result``."""
     is_done = any(m.state is not MarkerState.WAITING for m in facts.markers)
     lease = facts.lease
-    if lease is not None and lease.state == "cooling down":
-        text = f"It ran: {lease.key} cools down after it, for {lease.ttl:.1f} s (min_hold)."
+    if lease is not None and lease.state == "cooldown":
+        text = f"It ran: {lease.key} stays in cooldown after it, for {lease.ttl:.1f} s (min_hold)."
         return _Verdict(Fate.RAN, [text, "Its result is not stored."], lease.key)
     if not is_done:
         return None
-    text = "Its marker says that its work is done. Its result is not stored, or has expired."
+    text = "Its completion record says that it is done. Its result is not stored, or has expired."
     return _Verdict(Fate.RAN, [text], _own_key(facts))
 
 
@@ -431,7 +432,7 @@ def _unknown(facts: Facts) -> _Verdict:
         "The result backend has nothing of it."
         if not facts.result.problem
         else f"Its result is unknown, because {facts.result.problem}.",
-        "The store has no lease, claim or marker of it.",
+        "The store has no lease, claim or completion record of it.",
         f"None of the {len(facts.workers)} worker(s) that answered has its message."
         if facts.workers
         else f"{_no_worker(facts)}.",
@@ -476,7 +477,7 @@ def _remarks(facts: Facts, fate: Fate) -> Iterator[str]:
         yield f"{_no_worker(facts)}, so its message may be in one."
     if facts.place is not None and fate in (Fate.RETRYING, Fate.REQUEUED, Fate.RECEIVED):
         place = _ordinal(facts.place.position - 1)
-        yield f"It keeps its place in the queue of {facts.place.key}, as {place}."
+        yield f"It stays in the queue of {facts.place.key}, as {place}."
     if facts.result.problem and fate is not Fate.UNKNOWN:
         yield f"Its result is unknown, because {facts.result.problem}."
 
@@ -507,7 +508,7 @@ _REMEDIES: Final[Mapping[Fate, str]] = {
     ),
     Fate.STARTED: "look for its id in its worker's log",
     Fate.UNKNOWN: (
-        f"look for its id in the logs of the workers and of its publisher, then {_AGAIN}. A call "
+        f"look for its id in the logs of the workers and of its caller, then {_AGAIN}. A call "
         "that a kill must not lose needs acks_late=True, reject_on_worker_lost=True"
     ),
 }
@@ -519,7 +520,7 @@ def _remedy(facts: Facts, verdict: _Verdict) -> Iterator[str]:
     lease, queue = facts.lease, _unserved_queue(facts)
     if fate is Fate.RUNNING and lease is not None and facts.overdue(lease):
         text = (
-            "start its worker again if it is dead. To free the key at once, when no body runs: "
+            "start its worker again if it is dead. To free the key at once, when nothing runs: "
             f"celery -A ... singleton release '{lease.key}'"
         )
     elif fate is Fate.STARTED and facts.released is not None:

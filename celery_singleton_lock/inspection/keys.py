@@ -44,7 +44,7 @@ _EMPTY: Final = Depth(waiting=0, oldest_at=None)
 _STATES: Final = {
     Kind.LEASE: "running",
     Kind.RESERVED: "reserved for a retry",
-    Kind.COOLING: "cooling down",
+    Kind.COOLING: "cooldown",
     Kind.DYING: "being killed",
 }
 

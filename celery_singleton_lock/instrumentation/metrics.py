@@ -20,7 +20,7 @@ COUNTERS: Final[Mapping[EventName, tuple[str, str, tuple[str, ...]]]] = {
     EventName.CONFLICT: ("conflicts", "Calls that met another holder.", ("outcome",)),
     EventName.DUPLICATE: ("duplicates", "Calls of unique tasks not published.", ("outcome",)),
     EventName.CANCELLED: ("cancellations", "Calls cancelled by a newer call.", ()),
-    EventName.LEASE_LOST: ("losses", "Leases lost before their body ended.", ("reason",)),
+    EventName.LEASE_LOST: ("losses", "Leases lost while their task ran.", ("reason",)),
     EventName.RELEASE_FAILED: ("release_failures", "Releases without a definite reply.", ()),
     EventName.FREED: ("freed", "Leases of dead processes freed by other processes.", ()),
     EventName.REQUEUED: ("requeues", "Messages published again, to run later.", ("reason",)),

@@ -166,7 +166,7 @@ def _warn_of_rpc(call: Call, task_id: str) -> None:
         logger.warning(
             "singleton: a call of %s returns the result of %s, but rpc:// delivers a result "
             "only to the process and thread that published the message: anywhere else .get() "
-            "waits for ever. %s",
+            "waits forever. %s",
             *(name, task_id, RPC_CURE),
         )
 

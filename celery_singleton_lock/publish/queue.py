@@ -57,7 +57,7 @@ _CLOCKS_DIFFER = 0.02
 _WEEK = 604_800.0
 # The number of publications of a message without a run that is reported: after five minutes.
 STALLED_AFTER = 3
-_UNKNOWN = "it is unknown whether the call has a place in the queue of its key, and will run"
+_UNKNOWN = "it is unknown whether the call is in the queue of its key, and will run"
 
 
 def call_queue(task: str, store: Store) -> CallQueue:

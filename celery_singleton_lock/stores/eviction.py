@@ -61,10 +61,11 @@ def eviction_of(memory: Mapping[str, str]) -> Eviction | None:
     if policy in _LEASES_LAST:
         text = (
             f"{what}: when memory is short, leases, which are renewed, go last. Claims and "
-            "markers, which are not, go like other keys: a call may be published, or run, twice"
+            "completion records, which are not, go like other keys: a call may be published, or"
+            " run, twice"
         )
         return Eviction(text, endangers=False)
-    text = f"{what}: when memory is short, it removes leases, and two bodies run at once"
+    text = f"{what}: when memory is short, it removes leases, and two runs overlap"
     return Eviction(text, endangers=True)
 
 

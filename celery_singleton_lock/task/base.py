@@ -406,7 +406,7 @@ def _check(cls: type[SingletonTask[..., Any]]) -> None:
         if _runs_later(cls.run) and calls == (SingletonTask.__call__, BaseTask):
             raise TypeError(
                 f"the task {name} is a coroutine or generator function: a call of it runs none "
-                "of its code, so the lock would be free before the body begins. Write a "
+                "of its code, so the lock would be free before the code begins. Write a "
                 "function that calls asyncio.run(...)"
             )
 

@@ -39,7 +39,7 @@ def current_lease() -> Lease:
     lease = held_lease.get()
     if lease is None:
         raise NoLease(
-            "no lease is held here: current_lease() works inside the body of a singleton task or a "
+            "no lease is held here: current_lease() works inside a singleton task or a "
             "hold() block, on the same thread; a task that is called directly takes no lock: call "
             "its .delay(...), or .apply((...)).get() in a test"
         )

@@ -120,7 +120,7 @@ _OF_ANY_MESSAGE: Final = (
     Relation.NOT_DUE,
     Relation.UNQUEUED,
 )
-_LEFT: Final = "lost to its own twin"
+_LEFT: Final = "lost to its own duplicate"
 # The number of lost leases after which a task fails: its store can't keep a lease.
 _MAX_LOSSES: Final = 3
 # Exceptions that publishing raises for a message that can't be copied, because its headers are
@@ -841,7 +841,7 @@ class TaskRun:
             release = self._final_release(lease, state, retval)
         except Exception:
             # Any exception is caught: a lease that is not released would be renewed endlessly.
-            logger.exception("singleton: %s is released without a marker", self.key)
+            logger.exception("singleton: %s is released without a completion record", self.key)
             release = Release.of(lease, claims.freed(self))
         if self._features:
             release = self._completed(release, self._ending(state, retval))

@@ -320,7 +320,7 @@ def _warn_of_durations(task: Any, policy: Policy, settings: Settings) -> None:
     if max_hold is not None and max_hold < ttl:
         _warn(
             f"{task.name} has max_hold={max_hold:g} s, shorter than its ttl of {ttl:g} s: each "
-            "body that takes longer than max_hold loses its lease. Set max_hold above ttl, "
+            "run that takes longer than max_hold loses its lease. Set max_hold above ttl, "
             "or ttl below max_hold."
         )
 
@@ -336,7 +336,7 @@ def check_results(app: Celery) -> Iterator[tuple[str, str]]:
         yield (
             f'{names}: on_duplicate="return_existing" or "replace" gives every caller the result '
             "of the first call, but rpc:// delivers it only to the process and thread of that "
-            "call: anywhere else .get() waits for ever",
+            "call: anywhere else .get() waits forever",
             RPC_CURE,
         )
     expires = seconds("result_expires", app.conf.result_expires or 0) or float("inf")
@@ -344,7 +344,7 @@ def check_results(app: Celery) -> Iterator[tuple[str, str]]:
         yield (
             f"{names}: unique_for is longer than result_expires ({expires:g} s). At the end of "
             "such a period, a duplicate's caller gets a result that the backend has deleted: "
-            ".get() waits for ever",
+            ".get() waits forever",
             'Raise result_expires, or set on_duplicate="skip" or "raise".',
         )
 

@@ -125,7 +125,7 @@ class QueueLook:
             # not wait for it.
             if key not in self._refused and len(self._refused) < _MOST_REFUSED:
                 self._refused.add(key)
-                logger.warning("singleton: can't look at the queue of %s (%s)", key, exc)
+                logger.warning("singleton: can't check the queue of %s (%s)", key, exc)
 
     def _act_on(self, is_lost: bool, hint: Hint) -> None:
         message = None
@@ -142,7 +142,7 @@ class QueueLook:
             raise
         except Exception:
             # The result backend does not answer. The other keys must not wait for it.
-            logger.exception("singleton: a look at the queue of %s failed", hint.key)
+            logger.exception("singleton: a check of the queue of %s failed", hint.key)
             self._queue.defer(
                 hint.key, seconds=_AFTER_FAILURE, timeout=MAX_TIMEOUT, unpublished=hint
             )
@@ -263,6 +263,6 @@ class QueueLook:
             except StoreError:
                 pass  # looked at again in a second; the workers report the outage
             except Exception:
-                logger.exception("singleton: a look at the queues of keys failed")
+                logger.exception("singleton: a check of the queues of keys failed")
             if key is None:
                 due_at = clock.now() + self._pause

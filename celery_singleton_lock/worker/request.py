@@ -218,7 +218,7 @@ def _warn_of_unread_options(task: str) -> None:
     """Warn, once per task, that no code read the ``singleton`` option of a call."""
     logger.warning(
         "singleton: a call of %s came with singleton={...} that no code read, so it has no claim. "
-        "Its publisher doesn't know the task: let a plain `celery beat` import it, start beat with "
+        "Its caller doesn't know the task: let a plain `celery beat` import it, start beat with "
         "--scheduler singleton, or use claim_and_send() in place of send_task()",
         task,
     )

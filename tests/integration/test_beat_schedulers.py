@@ -398,7 +398,7 @@ def test_the_bridge_and_a_plain_redbeat_exclude_each_other(
     first = beat(TICKS, scheduler=schedulers[0], name="first")
     ticks.wait_for(ROUNDS)
     second = beat(TICKS, scheduler=schedulers[1], name="second", wait=False)
-    second.wait_for_log("no ticks until it stops|beat: Starting")
+    second.wait_for_log("nothing is sent until it stops|beat: Starting")
     ticks.wait_for(ROUNDS)
     first.terminate()
     assert first.wait() == 0 or (schedulers[0] == REDBEATS and SIGTERM_IN_A_TICK in first.log)
@@ -425,7 +425,7 @@ def test_a_leader_that_dies_leaves_redbeats_lock_until_it_expires(
     ticks.wait_for(2)
     second = beat(TICKS, scheduler="singleton_redbeat", name="second")
     first.kill()
-    second.wait_for_log("no ticks until it stops")
+    second.wait_for_log("nothing is sent until it stops")
     ticks.wait_for(3)
     sent = ticks.of()
     assert {tick.beat for tick in sent} == {first.pid, second.pid}

@@ -170,7 +170,7 @@ def test_a_key_is_listed_shown_and_released_by_its_text(
         for spelling in (text, f"{scope}:{text}"):
             assert cli("show", "--json", spelling).json()["key"] == lease.key
         assert [row["key"] for row in cli("ls", "--json", text).json()] == [lease.key]
-        assert cli("release", "--force", text).out == f"released {lease.key}\n"
+        assert cli("release", "--yes", text).out == f"released {lease.key}\n"
     claimed = Keyspace.claim(BRIEF, lease.key)
     admit = Admit(key=claimed, token=Token("id", 0, 0, "n", "c1"), holder=Holder(), ttl=60)
     assert Runtime.of(app).store.admit(admit, timeout=5) is None
@@ -186,12 +186,12 @@ def test_a_text_that_is_also_how_another_key_is_stored_is_refused_with_both(
         hold("a b", scope=BRIEF, ttl=60, app=app) as blank,
         hold("a%20b", scope=BRIEF, ttl=60, app=app) as quoted,
     ):
-        answer = cli("release", "--force", "a%20b")
+        answer = cli("release", "--yes", "a%20b")
         assert (answer.status, answer.out) == (2, "")
         assert blank.key in answer.err
         assert quoted.key in answer.err
         assert cli("show", "--json", "a b").json()["key"] == blank.key
-        assert cli("release", "--force", quoted.key).out == f"released {quoted.key}\n"
+        assert cli("release", "--yes", quoted.key).out == f"released {quoted.key}\n"
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_a_short_name_of_two_keys_is_refused_with_both(cli: Cli, load_app: LoadA
         hold("a", scope=BRIEF, ttl=60, app=pools.app),
         hold("a", scope="another", ttl=60, app=pools.app),
     ):
-        answer = cli("release", "--force", "a")
+        answer = cli("release", "--yes", "a")
         assert answer.status == 2
         assert pools.brief.lock_key("a") in answer.err
         assert "another:a" in answer.err
@@ -223,7 +223,7 @@ def test_the_key_of_a_task_with_a_limit_finds_a_slot_that_is_held(
     # The key itself is the first slot; once that is free, the key finds the one that is left.
     for spelling in (key, "a"):
         assert cli("show", "--json", spelling).json()["key"] == key
-    assert cli("release", "--force", key).status == 0
+    assert cli("release", "--yes", key).status == 0
     for spelling in (key, "a", "a#1"):
         assert cli("show", "--json", spelling).json()["key"] == f"{key}#1"
     pools.gate("a").touch()
@@ -242,7 +242,7 @@ def test_a_reservation_and_a_cooling_key_are_distinguished_from_a_run(
     states = {row["key"]: row for row in cli("ls", "--json").json()}
     assert states[pools.fail_first.lock_key("a")]["state"] == "reserved for a retry"
     assert states[pools.fail_first.lock_key("a")]["task_id"] == retried.id
-    assert states[pools.cooling.lock_key("b")]["state"] == "cooling down"
+    assert states[pools.cooling.lock_key("b")]["state"] == "cooldown"
     # Both can be freed, and then the next call runs at once.
     for task, argument in ((pools.fail_first, "a"), (pools.cooling, "b")):
         assert is_skipped(task.delay(argument).get(timeout=20))
@@ -277,7 +277,7 @@ def test_release_of_a_free_key_says_so(cli: Cli) -> None:
     key = f"{BRIEF}:nothing"
     answer = cli("release", key)
     assert (answer.status, answer.out, answer.err) == (1, "", f"{key} is free\n")
-    answer = cli("release", "--force", "--json", key)
+    answer = cli("release", "--yes", "--json", key)
     assert (answer.status, answer.json()) == (1, {"key": key, "released": False})
 
 
@@ -366,7 +366,7 @@ def test_json_never_asks(cli: Cli, load_app: LoadApp) -> None:
     with hold("a", scope=BRIEF, ttl=60, app=pools.app):
         answer = cli("release", "--json", "a")
         assert answer.status == 2
-        assert "--token TOKEN or --force" in answer.err
+        assert "--yes or --token TOKEN" in answer.err
         assert cli("show", "a").status == 0
 
 
@@ -383,7 +383,7 @@ def test_a_forced_release_interrupts_the_holder_and_the_next_fence_is_higher(
     first = pools.interruptible.delay("a")
     [start] = journal.wait_for_starts(1, key="a")
     why = ("--reason", "stuck import")
-    answer = cli("release", "--force", "--json", *why, pools.interruptible.lock_key("a"))
+    answer = cli("release", "--yes", "--json", *why, pools.interruptible.lock_key("a"))
     assert (answer.status, answer.json()["released"]) == (0, True)
     [fence_key] = redis_client.keys(f"{EVERY_NAME}:fence")
     bumped = int(redis_client.get(fence_key))  # type: ignore[arg-type]
@@ -409,7 +409,7 @@ def test_an_old_holder_can_not_release_what_was_forced_from_it(cli: Cli, load_ap
     key = pools.brief.lock_key("a")
     with ExitStack() as first:
         old = first.enter_context(hold("a", scope=BRIEF, ttl=60, app=pools.app))
-        assert cli("release", "--force", key).status == 0
+        assert cli("release", "--yes", key).status == 0
         with held_by_another_thread(pools.app) as new:
             assert new.fence > old.fence
             first.close()
@@ -457,7 +457,7 @@ def test_a_short_name_means_the_lease_and_a_claim_is_named_whole(
         for spelling in (claimed, short_claim):
             row = cli("show", "--json", spelling).json()
             assert (row["key"], row["state"]) == (claimed, "claim, queued")
-        assert cli("release", "--force", "a").out == f"released {key}\n"
+        assert cli("release", "--yes", "a").out == f"released {key}\n"
     assert cli("show", "--json", claimed).status == 0
     text = cli("show", claimed).out
     assert re.search(r"^ *state: claim, queued$", text, re.M)
@@ -474,7 +474,7 @@ def test_a_released_claim_lets_an_equal_call_be_published_and_leaves_the_lease(
         claimed = claim(pools, "a", Phase.RUNNING)
         asked = cli("release", claimed, answers="n\n")
         assert asked.status == 1
-        assert "an equal call can be published beside it. Release? [y/N]" in asked.out
+        assert "an equal call can be published as well. Release? [y/N]" in asked.out
         assert "another may start" not in asked.out
         stale = cli("release", "--json", "--token", "id-other+c1", claimed)
         assert (stale.status, stale.json()) == (1, {"key": claimed, "released": False})
@@ -493,7 +493,7 @@ def test_a_released_claim_lets_an_equal_call_be_published_and_leaves_the_lease(
 @pytest.mark.slow
 def test_an_unresponsive_store_is_one_line_and_an_exit_status(cli: Cli) -> None:
     url = f"redis://:s3cr%2Fet@127.0.0.1:{free_port()}/0"
-    for arguments in (["ls"], ["show", "a"], ["release", "--force", "a"]):
+    for arguments in (["ls"], ["show", "a"], ["release", "--yes", "a"]):
         answer = cli(*arguments, LOCK_URL=url)
         assert answer.status == 1
         assert answer.out == ""

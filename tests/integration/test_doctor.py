@@ -450,7 +450,7 @@ def test_a_database_of_its_own_is_advised_beside_many_keys_of_other_programs(
         raw.mset({f"celery-task-meta-{number}": "{}" for number in range(start, start + 10_000)})
     (finding,) = found(app, "search")
     assert finding.severity is Severity.NOTE
-    assert "200,000 keys of other programs are beside" in finding.text
+    assert "200,000 keys of other programs are next to" in finding.text
     assert 'singleton_lock_url = "redis://.../2"' in finding.remedy
     raw.flushdb()
 

@@ -96,7 +96,7 @@ def test_no_body_starts_while_the_parent_reports_a_hard_time_limit_and_the_body_
     competitor = stage.app.patient.delay(name)
     wait_for_notes(stage, "on_failure", name)
     breaths = len(notes(stage, "breath", name))
-    # Two seconds of a body that runs on, and of a competitor that comes again and again.
+    # Two seconds of a task that runs on, and of a competitor that comes again and again.
     wait_for_notes(stage, "breath", name, breaths + 40)
     worker.wait_for_event(EventName.REQUEUED, task_id=competitor.id, sequence=6)
     stage.open(name)

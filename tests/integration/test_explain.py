@@ -379,7 +379,7 @@ def test_it_ran_and_its_result_is_not_stored(stage: Stage, worker: CeleryWorker,
     stage.journal.wait_for_ends(1, key=name)
     found = explained(stage.app.app, result, Fate.RAN)
     assert found.state == "PENDING"
-    assert "Its marker says that its work is done" in text(found)
+    assert "Its completion record says that it is done" in text(found)
 
 
 def test_a_task_without_a_lock_ran(stage: Stage, worker: CeleryWorker, name: str) -> None:

@@ -264,8 +264,7 @@ def test_release_refuses_options_that_contradict_each_other(stage: Stage, cli: C
     for arguments, problem in (
         ((), "give KEY, or options"),
         (("--yes", "--scope", "billing", "a"), "give KEY, or options"),
-        (("--force", "--scope", "billing"), "--token and --force are for one KEY"),
-        (("--force", "--token", "x", stage.key("a")), "give one of them"),
+        (("--token", "x", "--scope", "billing"), "--token is for one KEY"),
         (("--json", "--scope", "billing"), "with --json give --yes"),
     ):
         answer = cli("release", *arguments)

@@ -251,7 +251,7 @@ def test_the_command_line_lists_and_frees_what_is_held_anywhere(
 
     listed = json.loads(singleton("ls", "--json"))
     assert {row["key"] for row in listed} == {crash.early.lock_key(key, "") for key in KEYS}
-    assert "released" in singleton("release", "--force", crash.early.lock_key(KEYS[0], ""))
+    assert "released" in singleton("release", "--yes", crash.early.lock_key(KEYS[0], ""))
     assert len(json.loads(singleton("ls", "--json"))) == len(KEYS) - 1
     crash.open_gate("all")
     journal.wait_for_ends(len(KEYS))

@@ -452,7 +452,7 @@ def test_a_look_passes_over_a_queue_that_it_can_not_read(
     stage.redis.set(calls, "no hash")
     make_due(stage, other)
     wait_until(lambda: stage.redis.llen(name) == 1, "the other call is published again")
-    worker.wait_for_log(f"can't look at the queue of {re.escape(key)}")
+    worker.wait_for_log(f"can't check the queue of {re.escape(key)}")
     stage.redis.delete(queue, calls)
     stage.redis.zrem(due, key)
 
@@ -504,7 +504,7 @@ def test_the_log_names_a_bounded_number_of_keys_that_a_look_passes_over(
         stage.redis.set(calls, "no hash")
     store = Runtime.of(stage.app.app).store
     QueueLook(stage.app.app, lambda: store, lambda: False).look()
-    assert sum(f"can't look at the queue of {key}" in caplog.text for key in keys) == 1
+    assert sum(f"can't check the queue of {key}" in caplog.text for key in keys) == 1
     for key in keys:
         queue, calls, due = Keyspace.call_queue(key)
         stage.redis.delete(queue, calls)

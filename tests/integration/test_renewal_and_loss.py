@@ -362,14 +362,16 @@ def test_a_body_lost_to_its_own_twin_leaves_the_twins_result_alone(
     keys.free(loss.late.lock_key("k"))
     RedisBroker(redis_client).deliver_again(result.id)
     journal.wait_for_starts(2, key="k")
-    process.wait_for_event(EventName.DROPPED, EventName.REQUEUED, reason="lost to its own twin")
+    process.wait_for_event(
+        EventName.DROPPED, EventName.REQUEUED, reason="lost to its own duplicate"
+    )
     lost, twin = journal.runs("k")
     assert lost.error == "LeaseInterrupt"
     assert result.get(timeout=30) == {"fence": twin.fence, "lost": False, "retries": 0}
     journal.wait_for_ends(2, key="k")
     # The loser wrote nothing later. A twin that runs on may die yet, so a copy waited for its end.
     if twin_seconds:
-        assert reported([process], EventName.REQUEUED, reason="lost to its own twin")
+        assert reported([process], EventName.REQUEUED, reason="lost to its own duplicate")
         process.wait_for_event(EventName.DROPPED, task_id=result.id, reason="done")
     else:
         assert not reported([process], EventName.REQUEUED)

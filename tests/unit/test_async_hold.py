@@ -801,7 +801,7 @@ def test_a_block_that_outlives_the_one_whose_lease_it_has_says_so(
         first, second = suspended(celery_app, "k"), suspended(celery_app, "k")
         assert await anext(first) is await anext(second)
         assert await anext(first, None) is None
-        with pytest.raises(LeaseLost, match="was released when its body ended"):
+        with pytest.raises(LeaseLost, match="was released when its task ended"):
             await anext(second)
 
     asyncio.run(main())

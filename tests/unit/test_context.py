@@ -299,7 +299,7 @@ def test_a_released_lease_is_lost_and_says_why(
         assert lease.remaining() > 0
     assert lease.lost
     assert lease.remaining() == 0
-    with pytest.raises(LeaseLost, match="was released when its body ended") as raised:
+    with pytest.raises(LeaseLost, match="was released when its task ended") as raised:
         lease.check()
     assert raised.value.reason == "released"
 

@@ -71,6 +71,17 @@ def test_a_declared_loss_ends_the_lease_before_its_deadline() -> None:
     assert "stop writing shared data" in str(caught.value)
 
 
+def test_a_lease_is_printed_in_one_line() -> None:
+    clock = ManualClock()
+    held = lease(clock, fence_number=7)
+    assert repr(held) == "<Lease 'csl:{p:0}:report:42' fence=7, valid for 59.4 s>"
+    held.loss = Loss(reason=LossReason.REPLACED, at=clock.now())
+    assert repr(held).endswith("fence=7, lost (replaced)>")
+    held = lease(clock)
+    held.released_at = clock.now()
+    assert repr(held) == "<Lease 'csl:{p:0}:report:42', released>"
+
+
 def test_a_fence_is_a_number_or_says_why_there_is_none() -> None:
     assert lease(ManualClock(), fence_number=7).fence == 7
     with pytest.raises(FenceUnavailable, match=r"limit > 1.*needs_fence=True"):

@@ -176,8 +176,8 @@ function openDialog(held) {
   setText(get("dialog-key"), held.key);
   setText(get("dialog-holder"), `${held.state}, ${held.task || "hold()"}[${held.task_id}] on ${held.worker} (pid ${held.pid})`);
   setText(get("dialog-risk"), held.is_claim
-    ? "Its message stays where it is, and an equal call can be published beside it."
-    : "If its body still runs, another may start beside it until the holder's next heartbeat (a third of its ttl).");
+    ? "Its message stays where it is, and an equal call can be published as well."
+    : "If its task still runs, another run may start until the holder's next heartbeat (a third of its ttl).");
   get("reason").value = "";
   get("dialog-error").hidden = true;
   get("dialog").showModal();

@@ -60,7 +60,7 @@ class WaitQueues:
         """Note that the server refused a BLPOP."""
         if not self.denied:
             logger.info(
-                "singleton: calls that wait for a key look every half second, because the store "
+                "singleton: calls that wait for a key ask every half second, because the store "
                 "can't wake them: %s",
                 reply,
             )

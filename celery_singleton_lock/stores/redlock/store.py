@@ -424,7 +424,7 @@ class RedlockStore(Store):
                 request, slots=(granted.key,), refused_if_claimed=False, frees_claim=False
             )
             if not isinstance(self._acquire(again, timeout)[1], Granted):
-                problem = "the claim of its message could not be settled"
+                problem = "the claim of its message could not be updated"
         took = self._clock.now() - asked_at
         if took >= request.ttl - drift(request.ttl):
             problem = f"the votes took {took:.3f} s, and its ttl is {request.ttl} s"

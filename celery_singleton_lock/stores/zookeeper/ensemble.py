@@ -163,7 +163,7 @@ class Ensemble:
                 versions = {b: stat.version for b, stat in zip(buckets, before, strict=True)}
                 return dict(zip(keys, seen, strict=True)), versions
             if self._clock.now() >= deadline:
-                raise StoreUnavailable(f"other clients kept changing keys beside {keys[0]!r}")
+                raise StoreUnavailable(f"other clients kept changing keys next to {keys[0]!r}")
 
     def commit(
         self, session: Session, view: View, versions: Versions, changes: Changes, deadline: float

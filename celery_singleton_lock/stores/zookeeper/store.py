@@ -212,7 +212,7 @@ class ZooKeeperStore(ConsensusStore):
                 return reply, number
             if self._clock.now() >= deadline:
                 raise StoreUnavailable(
-                    f"other clients kept changing keys beside {transition.keys[0]!r}"
+                    f"other clients kept changing keys next to {transition.keys[0]!r}"
                 )
             assumed = None
 
