@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..message.header import TICK_HEADER
+from ..message.header import SCHEDULED_AT_HEADER
 from .scheduler import LeaderMixin, LeaderScheduler
 
-__all__ = ["TICK_HEADER", "LeaderMixin", "LeaderScheduler"]
+__all__ = ["SCHEDULED_AT_HEADER", "LeaderMixin", "LeaderScheduler"]

@@ -32,7 +32,7 @@ from ..celery_compat import rebuild_heap
 from ..core import observers
 from ..core.outages import Outages
 from ..errors import SettingsError, StoreError
-from ..message.header import TICK_HEADER
+from ..message.header import SCHEDULED_AT_HEADER
 from ..message.times import utc
 from ..publish.apply_async import claim_and_send
 from ..runtime import Runtime
@@ -222,7 +222,7 @@ class LeaderMixin(Scheduler):
             self._warn_of_plain_task(entry)
         tick_at, self._tick_at = self._tick_at, None
         if tick_at is not None:
-            headers = {**(options.get("headers") or {}), TICK_HEADER: tick_at.isoformat()}
+            headers = {**(options.get("headers") or {}), SCHEDULED_AT_HEADER: tick_at.isoformat()}
             # kombu repeats a send whose reply was lost. The broker may have the message already.
             entry.options = {"retry": False, **options, "headers": headers}
         try:

@@ -19,8 +19,8 @@ from ..policy import CALL_OPTIONS, OnConflict, plain
 #: The name of this library's message header, whose value is an object.
 HEADER: Final = "singleton_lock"
 #: Message header of runs sent by this library's beat schedulers: the due time in ISO 8601 and UTC.
-#: The task reads it as ``self.request.singleton_tick``.
-TICK_HEADER: Final = "singleton_tick"
+#: The task reads it as ``self.request.singleton_scheduled_at``.
+SCHEDULED_AT_HEADER: Final = "singleton_scheduled_at"
 #: Key of the request: the nonce of the delivery, set by the worker's parent.
 NONCE_KEY: Final = "singleton_nonce"
 #: Key of the request: name of the message's serializer, set by the worker's parent.

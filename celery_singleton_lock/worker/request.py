@@ -31,8 +31,8 @@ from ..message.header import (
     HEADER,
     NONCE_KEY,
     QUEUE_KEY,
+    SCHEDULED_AT_HEADER,
     SERIALIZER_KEY,
-    TICK_HEADER,
     UNNAMED_KEY,
     call_in_queue,
     call_of,
@@ -226,7 +226,7 @@ def _warn_of_unread_options(task: str) -> None:
 
 def _is_ours(header: str) -> bool:
     """Whether ``header`` would become an attribute of the request that only this library sets."""
-    return header.startswith(_OURS) and header != TICK_HEADER
+    return header.startswith(_OURS) and header != SCHEDULED_AT_HEADER
 
 
 def mixed_request(base: Any) -> type:

@@ -21,7 +21,7 @@ from celery_singleton_lock.core.lease import Holder, Kind, Record, Token
 from celery_singleton_lock.core.store import Relation
 from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.inspection import HeldKey
-from celery_singleton_lock.message.header import HEADER, TICK_HEADER, Delivery
+from celery_singleton_lock.message.header import HEADER, SCHEDULED_AT_HEADER, Delivery
 from celery_singleton_lock.task.conflict import Outcome, decide, is_overtaken
 from celery_singleton_lock.worker.request import SingletonRequestMixin
 from tests.harness.keys import name_in_store
@@ -163,13 +163,15 @@ def test_the_worker_leaves_its_task_the_moment_that_a_beat_of_ours_wrote() -> No
     class Base:
         def __init__(self) -> None:
             self.id = "t"
-            self.request_dict = {"id": "t", TICK_HEADER: "2026-01-01T00:00:00+00:00"}
+            self.request_dict = {"id": "t", SCHEDULED_AT_HEADER: "2026-01-01T00:00:00+00:00"}
             self.content_type = "application/json"
 
     request = type("R", (SingletonRequestMixin, Base), {})()
     context: Any = Context(request.request_dict)
-    assert context.singleton_tick == "2026-01-01T00:00:00+00:00"
-    assert context.headers[TICK_HEADER] == context.singleton_tick, "what is requeued has it, too"
+    assert context.singleton_scheduled_at == "2026-01-01T00:00:00+00:00"
+    assert context.headers[SCHEDULED_AT_HEADER] == context.singleton_scheduled_at, (
+        "what is requeued has it, too"
+    )
 
 
 @pytest.mark.parametrize("since", [float("nan"), float("inf"), -1e300, 1e300, 0.0], ids=repr)

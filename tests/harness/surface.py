@@ -24,7 +24,7 @@ from celery import Celery
 from prometheus_client import CollectorRegistry
 
 from celery_singleton_lock import CallOptions, LockOptions, OnConflict, hold, is_skipped
-from celery_singleton_lock.beat import TICK_HEADER
+from celery_singleton_lock.beat import SCHEDULED_AT_HEADER
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.cli.commands import row_of
 from celery_singleton_lock.core.events import Event, EventName
@@ -395,7 +395,7 @@ def _json() -> Iterator[str]:
 
 
 def _headers() -> Iterator[str]:
-    yield from (HEADER, TICK_HEADER)
+    yield from (HEADER, SCHEDULED_AT_HEADER)
     token = Token("id", 0, 0, "nonce", "call")
     header = Delivery(token=token, called_at=1.0, period="period").header()
     yield from (f"{HEADER}: field {name}" for name in header)

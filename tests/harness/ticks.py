@@ -99,7 +99,7 @@ class RabbitTicks(Ticks):
 
 
 def _tick(headers: dict[str, Any]) -> Tick:
-    due = headers.get("singleton_tick")
+    due = headers.get("singleton_scheduled_at")
     return Tick(
         task=headers["task"],
         sent_at=headers["sent_at"],

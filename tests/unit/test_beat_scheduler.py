@@ -17,7 +17,7 @@ from celery.beat import PersistentScheduler, ScheduleEntry
 from celery.schedules import crontab, schedule
 
 from celery_singleton_lock import SettingsError, SingletonTask
-from celery_singleton_lock.beat import TICK_HEADER, LeaderScheduler
+from celery_singleton_lock.beat import SCHEDULED_AT_HEADER, LeaderScheduler
 from celery_singleton_lock.beat.scheduler import tick_of
 from celery_singleton_lock.core import native_threads, observers
 from celery_singleton_lock.errors import StoreUnavailable
@@ -51,7 +51,7 @@ class _Recorded(LeaderScheduler):
 
     def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         # Seconds since the test began.
-        due = datetime.fromisoformat(options["headers"][TICK_HEADER]).timestamp()
+        due = datetime.fromisoformat(options["headers"][SCHEDULED_AT_HEADER]).timestamp()
         bench: Bench = self.app.bench
         bench.sent.append((name, round(clock.wall() - WALL, 3), round(due - WALL, 3)))
         if bench.broken_publisher:
@@ -435,7 +435,7 @@ def test_what_is_sent_names_its_tick_as_the_task_reads_it(benches: Any) -> None:
     bench = benches(seven=every(7))
     bench.run(8, bench.beat())
     assert bench.sent[0][2] == 7
-    assert json.loads(json.dumps(TICK_HEADER)) == "singleton_tick"
+    assert json.loads(json.dumps(SCHEDULED_AT_HEADER)) == "singleton_scheduled_at"
 
 
 @pytest.mark.parametrize("minute", [0, 10, 29, 31, 59])
