@@ -234,7 +234,9 @@ class CallQueue(ABC):
         unpublished: Hint | None = None,
         perhaps: bool = False,
     ) -> None:
-        """Look at ``key`` in ``seconds``.
+        """Look at ``key`` in ``seconds``, or earlier if its first call is lost or cancelled.
+
+        Such a call waits for its result alone, so its look is not put off.
 
         Args:
             key: The lock key.

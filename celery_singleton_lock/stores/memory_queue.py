@@ -364,8 +364,10 @@ class MemoryCallQueue(CallQueue):
             if call is not None and call.state == "h" and call.copies:
                 call.copies -= 1
                 call.repeated = call.repeated or perhaps
-            if key in self._queues:
-                self._queues[key].due = self._clock.now() + seconds
+            if (queue := self._queues.get(key)) is not None:
+                due = self._clock.now() + seconds
+                leaves = queue.head is not None and queue.head.state == "x"
+                queue.due = min(queue.due, due) if leaves else due
 
     def leave(self, key: str, task: str, *, timeout: float) -> Removal | Hint:
         with self._guard:

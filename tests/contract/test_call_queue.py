@@ -635,6 +635,23 @@ def test_a_copy_of_a_call_that_is_lost_makes_it_leave(early: Calls) -> None:
     assert lost[0]
 
 
+def test_the_look_at_a_call_that_is_lost_is_not_put_off(calls: Calls) -> None:
+    """The parent of a process that died notices it late, when another delivery was refused."""
+    first, second = calls.joined(2)
+    for _ in range(2):
+        crash(calls, first)
+    assert is_lost(calls, first)
+    calls.queue.defer(calls.key, seconds=LONG, timeout=TIMEOUT)
+    assert calls.is_due()
+    lost = calls.look_early()
+    assert lost is not None
+    assert lost[0]
+    # Its result could not be stored: the next look comes as soon as the client says.
+    calls.queue.defer(calls.key, seconds=SHORT, timeout=TIMEOUT, unpublished=lost[1])
+    wait_until(calls.is_due, "the time of the look")
+    assert calls.relation(second) is Relation.QUEUED
+
+
 def test_a_look_while_the_key_is_held_waits_for_the_end_of_the_lease(calls: Calls) -> None:
     first, _ = calls.joined(2)
     calls.begin(first)

@@ -587,5 +587,5 @@ def test_without_a_right_waiting_is_polling(
                 one.result(PATIENCE)
         assert desk.had == ["one"] * 4
         wait_until(lambda: desk.left() == [], "what was counted has expired")
-    said = [line for line in caplog.messages if "look every half second" in line]
+    said = [line for line in caplog.messages if "ask every half second" in line]
     assert len(said) == (missing == "+blpop")

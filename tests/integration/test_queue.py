@@ -1122,7 +1122,7 @@ def test_a_call_of_which_no_reply_says_that_it_has_joined_is_unknown(
     stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lose_replies(monkeypatch, "join", 2)
-    with pytest.raises(StoreUnavailable, match="it is unknown whether the call has a place"):
+    with pytest.raises(StoreUnavailable, match="it is unknown whether the call is in the queue"):
         stage.app.early.apply_async((name, 0), queue=name)
     assert in_queue(stage, name) == 1, "it has one, and a look publishes it"
 

@@ -273,7 +273,7 @@ def test_a_retry_is_explained_with_its_place(stage: Stage, worker: CeleryWorker,
     wait_until(lambda: call.state == "RETRY", "it retries, and its body is about to end")
     wait_until(
         lambda: any(
-            "keeps its place" in sentence and "as first" in sentence
+            "stays in the queue" in sentence and "as first" in sentence
             for sentence in explained(stage, call).sentences
         ),
         "its place is explained",

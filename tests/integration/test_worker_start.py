@@ -369,7 +369,7 @@ def test_a_server_that_may_evict_leases_grants_none_until_its_policy_is_correcte
         redis.Redis.from_url(evicting.url()) as client,
     ):
         process = worker(app, pool=pool, env={"LOCK_URL": evicting.url()})
-        process.wait_for_log(r"ERROR.*no locks: .*maxmemory-policy is allkeys-lru .*two bodies")
+        process.wait_for_log(r"ERROR.*no locks: .*maxmemory-policy is allkeys-lru .*two runs")
         process.wait_for_log("noeviction.*or accept it with singleton_lock_allow_eviction = True")
         tasks = load_app(app, LOCK_URL=evicting.url())
         refused = tasks.greet.delay("you")
@@ -923,7 +923,7 @@ def test_options_of_on_conflict_fail_where_they_are_written() -> None:
         OnConflict.wait(timeout="5")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"OnConflict.retry\(delay\)=-1: give seconds"):
         OnConflict.retry(delay=-1)
-    with pytest.raises(ValueError, match=r"within\)=0.01: at least 0.1 seconds; each look is"):
+    with pytest.raises(ValueError, match=r"within\)=0.01: at least 0.1 seconds; each check is"):
         OnConflict.cancel_running(within=0.01)
     with pytest.raises(ValueError, match=r"within=5, timeout=2\): the newer call gives up before"):
         OnConflict.cancel_running(within=5, timeout=2)

@@ -44,6 +44,8 @@ local function call_queue(key, queue, calls, due)
   function self.head() return redis.call('ZRANGE', queue, 0, 0)[1] end
   function self.message(task) return redis.call('HGET', calls, '+' .. task) end
   function self.look_in(ms) redis.call('ZADD', due, string.format('%.0f', now + ms), key) end
+  -- As look_in, but a look that comes earlier stays.
+  function self.look_by(ms) redis.call('ZADD', due, 'LT', string.format('%.0f', now + ms), key) end
   -- Whether the time of its look has come. One that no deadline or ttl reaches: the server's clock was set back.
   function self.is_due()
     local at = tonumber(redis.call('ZSCORE', due, key) or 0)
