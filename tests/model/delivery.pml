@@ -341,7 +341,7 @@ inline sort() {
   v = 0
 }
 
-inline requeue(started_) {
+inline requeue_copy(started_) {
   child[me].started = started_;
   child[me].trusts = 0;
   child[me].at = PUTTING_BACK
@@ -362,7 +362,7 @@ inline yield_to_twin() {
   :: met == TWIN || met == DROPPED -> child[me].at = LEAVING
 #else
   :: met == DROPPED -> child[me].at = LEAVING
-  :: met == TWIN -> requeue(1)
+  :: met == TWIN -> requeue_copy(1)
 #endif
   :: else
   fi;
@@ -414,14 +414,14 @@ end:
         child[me].at = BODY
 #endif
       :: met == DROPPED -> child[me].at = LEAVING
-      :: met == EARLIER || met == TWIN -> requeue(1)
+      :: met == EARLIER || met == TWIN -> requeue_copy(1)
 #ifdef CANCELS
       :: met == OTHER -> child[me].at = REFUSED
 #else
       :: met == OTHER && IS_SKIPPED ->
         done[MY(job)] = (began[MY(job)] -> done[MY(job)] : 1); /* work that began is not ended by a skip */
         child[me].at = LEAVING
-      :: met == OTHER && !IS_SKIPPED -> requeue(child[me].started)
+      :: met == OTHER && !IS_SKIPPED -> requeue_copy(child[me].started)
 #endif
       fi;
       met = 0 }
@@ -451,7 +451,7 @@ end:
       faults--;
       release(FREE, UNKNOWN);
       met = 0;
-      requeue(child[me].started) }
+      requeue_copy(child[me].started) }
 
   /* The lease of a call that did not begin is released. [task/cancel_running.py CancelRunning._end] [task/run.py TaskRun.end_for_good] */
   :: d_step { child[me].at == CANCELLED ->
@@ -477,7 +477,7 @@ end:
         :: else
         fi;
         if
-        :: child[me].started -> requeue(1)
+        :: child[me].started -> requeue_copy(1)
         :: !child[me].started -> child[me].at = ARRIVED
         fi
       fi }
@@ -496,7 +496,7 @@ end:
   /* No reply, also not to the release by token: the message is requeued. [task/run.py TaskRun._acquire] [task/run.py TaskRun._requeue] */
   :: d_step { child[me].at == ARRIVED && faults > 0 ->
       faults--;
-      requeue(child[me].started) }
+      requeue_copy(child[me].started) }
 
   /* The same, but the lease was granted. [core/locker.py Locker.forget] */
   :: d_step { child[me].at == ARRIVED && faults > 0 ->
@@ -507,7 +507,7 @@ end:
       :: else
       fi;
       met = 0;
-      requeue(child[me].started) }
+      requeue_copy(child[me].started) }
 
   /* The body ends and triggers no messages: its result is stored under the lease. [task/run.py TaskRun._ended] */
   :: d_step { child[me].at == BODY && child[me].trusts ->
@@ -558,7 +558,7 @@ end:
   /* The lease was lost and the body interrupted: its message is requeued. [task/run.py TaskRun._interrupted] [task/run.py TaskRun._release_early] */
   :: d_step { child[me].at == BODY && !child[me].trusts ->
       release(FREE, UNKNOWN);
-      requeue(1);
+      requeue_copy(1);
       yield_to_twin() }
 
   /* A release, or a mark, without a reply. [core/locker.py Locker.release] [task/run.py TaskRun._mark] */
