@@ -33,7 +33,7 @@ _SHOWN_KEYS: Final = 10
 _MANY_OTHERS: Final = 200_000
 # The number of queues whose first call is examined.
 _SHOWN_QUEUES: Final = 100
-_RIGHTS_PAGE: Final = f"{DOCS}reference/options.html#rights"
+_RIGHTS_PAGE: Final = f"{DOCS}reference/settings.html#rights"
 
 
 #: The scope of the doctor's own keys.

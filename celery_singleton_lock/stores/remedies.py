@@ -142,7 +142,7 @@ _UNREACHABLE: Final = Fault(
     "(rediss://, etcds://, zks://)",
 )
 _UNKNOWN: Final = Fault(
-    "rights", f"grant what {DOCS}reference/options.html#rights lists for an ACL user"
+    "rights", f"grant what {DOCS}reference/settings.html#rights lists for an ACL user"
 )
 
 

@@ -31,7 +31,7 @@ from tests.harness.keys import EVERY_NAME
 from tests.integration.stage import PATIENCE, wait_until
 
 SCOPE = "queue"
-# What docs/reference/options.md lists: without what wakes the waiting clients, and with it.
+# What docs/reference/settings.md lists: without what wakes the waiting clients, and with it.
 LOCKING = (f"~{EVERY_NAME}", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
            "+pttl", "+pexpire", "+time")  # fmt: skip
 WAKING = ("+blpop", "+rpush", "+zadd", "+zcount", "+zrem")

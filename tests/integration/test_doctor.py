@@ -41,7 +41,7 @@ from tests.harness.processes import ROOT
 
 from .doctor_apps import app_on, findings, found, severities
 
-# What docs/reference/options.md says that locking needs.
+# What docs/reference/settings.md says that locking needs.
 LEAST_RIGHTS = (
     f"~{EVERY_NAME}", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
     "+pttl", "+pexpire", "+time",
@@ -182,7 +182,7 @@ def test_the_basic_rights_that_a_login_lacks_are_named_and_suffice_when_granted(
     assert finding.severity is Severity.ERROR
     grants, _, page = finding.remedy.removeprefix("grant ").partition(", see ")
     assert sorted(grants.split()) == sorted(lacking)
-    assert page == f"{DOCS}reference/options.html#rights"
+    assert page == f"{DOCS}reference/settings.html#rights"
     for right in lacking:
         name = right.strip("+~")
         assert (name if right.startswith("~") else name.upper()) in finding.text
@@ -226,7 +226,7 @@ def test_rights_that_the_queue_of_a_key_lacks_are_an_error_that_names_them(
 def test_the_rights_of_the_page_suffice_in_a_database_of_its_own(
     server: PrivateServer, raw: Any
 ) -> None:
-    page = (ROOT / "docs/reference/options.md").read_text()
+    page = (ROOT / "docs/reference/settings.md").read_text()
     for line in re.findall(r"^ACL SETUSER .*$", page, re.MULTILINE):
         raw.execute_command(*line.split())
     app = app_on(server.url(), key="{number}", on_conflict="queue")

@@ -20,7 +20,7 @@ from .doctor_apps import app_on, found, severities, worst
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-# What docs/reference/options.md and docs/reference/stores.md say that locking needs.
+# What docs/reference/settings.md and docs/reference/stores.md say that locking needs.
 LEAST_RIGHTS = (
     f"~{EVERY_NAME}", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
     "+pttl", "+pexpire", "+time", "+cluster|slots", "+asking",

@@ -177,7 +177,7 @@ def test_real_beats_with_own_prefixes_both_tick(
 
 def _with_rights(raw: Any, server: PrivateServer, *rights: str) -> str:
     """The URL of a login with all rights of the page, for keys of one prefix, and ``rights``."""
-    page = (ROOT / "docs/reference/options.md").read_text()
+    page = (ROOT / "docs/reference/settings.md").read_text()
     for line in re.findall(r"^ACL SETUSER .*$", page, re.MULTILINE):
         raw.execute_command(*line.replace("~csl:*", "~prod:*").split())
     raw.execute_command("ACL", "SETUSER", "locks", *rights)

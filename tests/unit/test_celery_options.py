@@ -774,6 +774,6 @@ def test_an_option_does_what_the_table_says(bench: Bench, option: str) -> None:
 
 
 def test_every_option_of_celery_has_its_row_and_its_proof() -> None:
-    table = first_codes(section("reference/options.md", "### Celery's own options"))
+    table = first_codes(section("reference/options.md", "## Celery's own options"))
     assert sorted(table) == sorted({*TaskOptions.__annotations__, "bind"} - OPTIONS)
     assert sorted(table) == sorted(PROOFS)

@@ -102,8 +102,8 @@ def settings_of(cell: str) -> Iterator[str]:
 
 
 def test_each_setting_has_a_row_and_each_row_a_setting() -> None:
-    table = table_with(section("reference/options.md", "## Settings of the app"), "setting")
-    shown = [name for row in rows(table) for name in settings_of(row[0])]
+    tables = rows(section("reference/settings.md", "## Settings of the app"))
+    shown = [name for row in tables for name in settings_of(row[0])]
     assert sorted(shown) == sorted(listed(r"setting: (singleton_lock_\w+)(?: = .*)?"))
 
 
