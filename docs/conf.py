@@ -58,9 +58,6 @@ def front_page(readme: str) -> str:
 def _read(app: Any, page: str, source: list[str]) -> None:
     if page == "index":
         source[0] = source[0].replace("<!-- README -->", front_page(_README.read_text()))
-    if page == "benchmarks":
-        # A range such as [1.02 .. 1.06] takes two lines of a narrow column, not three.
-        source[0] = source[0].replace(" .. ", "\N{NO-BREAK SPACE}.. ")
 
 
 _OPTION: Final = re.compile(r"(?<![\w`-])--?[a-zA-Z][\w-]*")

@@ -28,13 +28,13 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
 
 
-def test_other_recipes_fail_as_the_page_shows(tmp_path: Path, redis_url: str) -> None:
-    Page("explanation/other-recipes.md", tmp_path, redis_url).check()
+def test_a_lock_in_ten_lines_fails_as_the_page_shows(tmp_path: Path, redis_url: str) -> None:
+    Page("explanation/guarantees.md", tmp_path, redis_url).check()
 
 
 def test_the_database_refuses_the_older_fence(tmp_path: Path, redis_url: str) -> None:
     Page("tutorials/first-lock.md", tmp_path, redis_url).write()
-    Page("explanation/fencing.md", tmp_path, redis_url).write().check()
+    Page("explanation/how-it-works.md", tmp_path, redis_url).write().check()
 
 
 class Refused(Exception):
@@ -76,7 +76,7 @@ class Bucket:
 @pytest.fixture
 def objects(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The page's objects.py."""
-    Page("explanation/fencing.md", tmp_path, redis_url).write()
+    Page("explanation/how-it-works.md", tmp_path, redis_url).write()
     errors: Any = ModuleType("botocore.exceptions")
     errors.ClientError = Refused
     monkeypatch.setitem(sys.modules, "botocore", ModuleType("botocore"))

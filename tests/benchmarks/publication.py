@@ -1,4 +1,4 @@
-"""Where results go: a section of a page, the same as data, and pictures beside it."""
+"""Where results go: a section of a page, the same as data, and pictures."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.harness.processes import ROOT
 
 __all__ = ["publish", "published"]
 
-_PAGE: Final = ROOT / "docs" / "benchmarks.md"
-#: For contributors alone.
+#: For contributors. The page for users, docs/benchmarks.md, is written by hand.
+_PAGE: Final = ROOT / "docs" / "dev" / "benchmarks.md"
 _OTHER_PAGES: Final = {"instructions": ROOT / "docs" / "dev" / "architecture.md"}
 _DIRECTORY: Final = ROOT / "docs" / "benchmarks"
 
@@ -26,7 +26,7 @@ def published(name: str) -> Any:
 def publish(name: str, text: str, data: Any, charts: list[Chart]) -> None:
     """Replace what an earlier run of the benchmark ``name`` has left, and say what was written."""
     _DIRECTORY.mkdir(exist_ok=True)
-    pictures = [f"![{chart.title}]({_DIRECTORY.name}/{chart.name}.svg)" for chart in charts]
+    pictures = [f"![{chart.title}](../{_DIRECTORY.name}/{chart.name}.svg)" for chart in charts]
     text = "\n\n".join([*pictures, text.strip()])
     written = [_OTHER_PAGES.get(name, _PAGE), _DIRECTORY / f"{name}.json"]
     written[0].write_text(replace_section(written[0].read_text(), name, text))

@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--only", action="append", choices=list(LANES), metavar="STORE", help="may be repeated"
     )
     parser.add_argument(
-        "--save", action="store_true", help="write the table into docs/benchmarks.md"
+        "--save", action="store_true", help="write the table into docs/dev/benchmarks.md"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections import Counter
@@ -18,6 +19,7 @@ from tests.benchmarks.samples import Spread, ratios, spread
 from tests.benchmarks.section import replace_section
 from tests.benchmarks.wire import Count, Happening, Wire, count
 from tests.costs.instructions import Instructions
+from tests.harness.processes import ROOT
 
 ONE = Count(requests=1, round_trips=1)
 TWO = Count(requests=2, round_trips=2)
@@ -160,3 +162,34 @@ def test_a_section_of_a_page_is_replaced_and_the_rest_stays() -> None:
     assert replace_section(once, "stores", "new") == once
     with pytest.raises(ValueError, match="no <!-- worker: begin -->"):
         replace_section(page, "worker", "new")
+
+
+# --- the page for users --------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
+FULL_PAGE = (ROOT / "docs" / "dev" / "benchmarks.md").read_text()
+
+
+def what_locks_add(kind: str) -> dict[str, str]:
+    """The first figure of each lock in the full table for one kind of worker and task."""
+    table = FULL_PAGE.split(f"**{kind}**: Celery alone takes")[1].split("**: Celery")[0]
+    found = re.findall(r"^\| (?:\*\*)?(.+?)(?: in the body)?(?:\*\*)? \| (-?\d+) \[", table, re.M)
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [(1, "solo, no-op"), (2, "solo, 10 ms"), (3, "prefork, no-op"), (4, "prefork, 10 ms")],
+)
+def test_the_page_for_users_has_the_figures_of_the_full_tables(column: int, kind: str) -> None:
+    lines = [line for line in PAGE.splitlines() if re.search(r"\| \d+ \|$", line)]
+    cells = [[cell.strip(" *") for cell in line.split("|")[1:-1]] for line in lines]
+    assert len(cells) == 7
+    full = what_locks_add(kind)
+    assert {row[0]: row[column] for row in cells} == {row[0]: full[row[0]] for row in cells}
+
+
+@pytest.mark.parametrize("figure", re.findall(r"\d[\d,.]*(?:%| µs| ms| bytes)", PAGE))
+def test_each_figure_of_the_page_for_users_is_on_the_full_page(figure: str) -> None:
+    number = re.escape(figure.rstrip("% µmsbyte"))
+    assert re.search(rf"(?<![\d.,]){number}(?!,?\d|\.\d)", FULL_PAGE), figure

@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", type=int, default=500, help="of a lap")
     parser.add_argument("--seconds", type=float, default=60.0, help="that serve is watched")
     parser.add_argument("--seed", type=int, help="of the order of the laps; printed")
-    parser.add_argument("--save", action="store_true", help="write docs/benchmarks.md")
+    parser.add_argument("--save", action="store_true", help="write docs/dev/benchmarks.md")
 
 
 def benchmark(options: argparse.Namespace) -> None:

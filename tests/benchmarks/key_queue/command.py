@@ -94,7 +94,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", action="append", choices=list(_LABELS), metavar="KIND", help="may be repeated"
     )
-    parser.add_argument("--save", action="store_true", help="write docs/benchmarks.md")
+    parser.add_argument("--save", action="store_true", help="write docs/dev/benchmarks.md")
 
 
 def benchmark(options: argparse.Namespace) -> None:

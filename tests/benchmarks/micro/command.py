@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--body-seconds", type=float, default=4.0, help="of the loop in a body")
     parser.add_argument("--seed", type=int, help="of the order of the blocks; printed")
-    parser.add_argument("--save", action="store_true", help="write docs/benchmarks.md")
+    parser.add_argument("--save", action="store_true", help="write docs/dev/benchmarks.md")
 
 
 def benchmark(options: argparse.Namespace) -> None:

@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=800, help="of each start: a call of each")
     parser.add_argument("--profiled", type=int, default=300, help="rounds of it, part by part")
     parser.add_argument("--seed", type=int, help="of the order of the calls; printed")
-    parser.add_argument("--save", action="store_true", help="write docs/benchmarks.md")
+    parser.add_argument("--save", action="store_true", help="write docs/dev/benchmarks.md")
 
 
 def benchmark(options: argparse.Namespace) -> None:

@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="beside Celery alone, the raw pair and ours; may be repeated",
     )
     parser.add_argument("--run", type=int, metavar="N", help="messages of one lock in a row")
-    parser.add_argument("--save", action="store_true", help="write docs/benchmarks.md")
+    parser.add_argument("--save", action="store_true", help="write docs/dev/benchmarks.md")
 
 
 def benchmark(options: argparse.Namespace) -> None:
