@@ -1,4 +1,4 @@
-"""What docs/how-to/containers.md puts into containers, run on this host as it is printed."""
+"""What docs/how-to/deploy.md puts into containers, run on this host as it is printed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.harness.keys import EVERY_NAME
 from tests.harness.pages import block_with, blocks
 from tests.harness.processes import ROOT, Process
 
-PAGE = (ROOT / "docs/how-to/containers.md").read_text()
+PAGE = (ROOT / "docs/how-to/deploy.md").read_text()
 TUTORIAL = (ROOT / "docs/tutorials/first-lock.md").read_text()
 [IMAGE] = blocks(PAGE, "dockerfile")
 WORKER, BEAT = blocks(PAGE, "yaml")

@@ -1,4 +1,4 @@
-"""The bytes of the formulas in docs/reference/capacity.md, against a server."""
+"""The bytes of the formulas in docs/how-to/deploy.md, against a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import redis
 from tests.costs.site import Site, open_site
 from tests.harness.processes import ROOT
 
-PAGE = (ROOT / "docs/reference/capacity.md").read_text()
+PAGE = (ROOT / "docs/how-to/deploy.md").read_text()
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_the_keys_of_the_store_are_as_large_as_the_page_says(
     site.publish(site.unique, "42")
     site.run(site.late, "43")
     site.drain()
-    parts = {"a lease": ":costs.ours:", "a claim": ":claim|", "the marker": ":done|"}
+    parts = {"a lease": ":costs.ours:", "a claim": ":claim|", "a completion record": ":done|"}
     for row, part in parts.items():
         [key] = [key for key in redis_client.scan_iter() if part in key]
         size = redis_client.memory_usage(key, samples=0)
@@ -70,6 +70,6 @@ def test_a_waiting_call_takes_what_the_page_says_and_its_message(
 
 def test_the_page_uses_its_figures() -> None:
     formula = re.findall(r"^bytes = (.*)$", PAGE, flags=re.MULTILINE)[0]
-    rows = ("a lease", "a claim", "the marker")
+    rows = ("a lease", "a claim", "a completion record")
     assert f"+ ({bytes_of('a waiting call')} + message) x waiting calls" in PAGE
     assert [int(number) for number in re.findall(r"(\d+) x", formula)] == [*map(bytes_of, rows)]

@@ -166,7 +166,7 @@ _QUESTIONS = [
     ("lock", "reference/glossary"),
     ("what is a lock", "reference/glossary"),
     ("what is a lease", "reference/glossary"),
-    ("memory", "reference/capacity"),
+    ("memory", "how-to/deploy"),
     ("performance", "benchmarks"),
     ("is_skipped", "reference/api"),
 ]
