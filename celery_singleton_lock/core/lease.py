@@ -417,7 +417,6 @@ class Lease:
     @property
     def lost(self) -> bool:
         """Whether the lease is lost. This reads the clock and sends no request."""
-        # The first call after the deadline ends the parent's renewal, in the shared memory.
         # A thread or an asyncio task that outlives the body must not trust a released lease.
         if self.released_at is not None or self.loss is not None:
             return True
@@ -425,7 +424,8 @@ class Lease:
         if now < self.valid_until or now < self.deadline:
             return False
         # A loss that the body has observed is final. The parent may be stopped between reading the
-        # clock and writing its renewal; that late renewal must not revive the lease.
+        # clock and writing its renewal; that late renewal must not revive the lease. So the first call
+        # after the deadline ends the parent's renewal, in the shared memory.
         self.end()
         return True
 
