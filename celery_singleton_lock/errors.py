@@ -1,9 +1,8 @@
-"""The exceptions of the library.
+"""The exceptions that the library raises. Each is picklable, and keeps its data in ``args``."""
 
-Celery's serializers rebuild an exception from its positional arguments. So every class here takes
-positional arguments only and keeps them all in ``args``. (Exceptions with keyword-only constructors
-are deserialized as ``UnpickleableExceptionWrapper``.)
-"""
+# Celery's serializers rebuild an exception from its positional arguments. So every class here takes
+# positional arguments only and keeps them all in ``args``. (Exceptions with keyword-only
+# constructors are deserialized as ``UnpickleableExceptionWrapper``.)
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ DOCS: Final = "https://celery-singleton-lock.readthedocs.io/en/stable/"
 
 
 class SingletonLockError(Exception):
-    """Base class of all errors that this library raises."""
+    """The base class of all errors that this library raises."""
 
     def __str__(self) -> str:
         # The first argument is the message; the others are data.
@@ -22,9 +21,11 @@ class SingletonLockError(Exception):
 
 
 class LockConflict(SingletonLockError):
-    """Another task holds the key, and the policy does not allow the call to continue without it.
+    """Another call holds the key, so this one failed, or ``hold()`` gave up.
 
-    Arguments: the message, the key, the holder as a dict (task, task_id, worker).
+    Attributes:
+        key: The full key.
+        holder: Who holds it: a dict with ``task``, ``task_id`` and ``worker``.
     """
 
     def __init__(self, message: str, key: str = "", holder: dict[str, Any] | None = None) -> None:
@@ -34,9 +35,11 @@ class LockConflict(SingletonLockError):
 
 
 class DuplicateTask(SingletonLockError):
-    """An equal call is queued or running already, so this one was not published.
+    """An equal call is queued or running, so this one wasn't sent (``on_duplicate="raise"``).
 
-    Arguments: the message, the id of that call, seconds until its claim expires.
+    Attributes:
+        task_id: The id of the equal call.
+        remaining: The seconds until its claim expires.
     """
 
     def __init__(self, message: str, task_id: str = "", remaining: float = 0.0) -> None:
@@ -46,9 +49,10 @@ class DuplicateTask(SingletonLockError):
 
 
 class QueueFull(SingletonLockError):
-    """As many calls are in the queue of a key as may, so this one was not made.
+    """The queue of the key is full (``max_waiting``), so this call wasn't made.
 
-    Arguments: the message, how many calls are in the queue.
+    Attributes:
+        depth: The number of calls in the queue.
     """
 
     def __init__(self, message: str, depth: int = 0) -> None:
@@ -57,9 +61,11 @@ class QueueFull(SingletonLockError):
 
 
 class LeaseLost(SingletonLockError):
-    """The lease ended before the body did; another worker may be running the task.
+    """The lease was lost while the task or block ran. Another worker may be running the task.
 
-    Arguments: the message, the key, the reason (a `LossReason`).
+    Attributes:
+        key: The full key.
+        reason: Why the lease was lost, as in the event ``lease-lost``.
     """
 
     def __init__(self, message: str, key: str = "", reason: str = "") -> None:
@@ -69,32 +75,32 @@ class LeaseLost(SingletonLockError):
 
 
 class NoLease(SingletonLockError, LookupError):
-    """No lease is held in the context in which ``current_lease()`` was called."""
+    """The code that called ``current_lease()`` holds no lease."""
 
 
 class FenceUnavailable(SingletonLockError):
-    """This lease has no fencing token: its store, or its ``limit`` above 1, can't give one."""
+    """The lease has no fencing token, because of its store or a ``limit`` above 1."""
 
 
 class LockKeyError(SingletonLockError, ValueError):
-    """The lock key of a call can't be computed from its arguments."""
+    """No key can be made of the call's arguments, or ``hold()`` got a key that no task can have."""
 
 
 class SettingsError(SingletonLockError, ValueError):
-    """An app setting (``singleton_lock_*``) or the store's URL is wrong; no worker starts."""
+    """A setting (``singleton_lock_...``) or the store's URL is wrong, so no worker starts."""
 
 
 class StoreError(SingletonLockError):
-    """The store refused a request (wrong password, read-only, out of memory)."""
+    """The store refused a request: a wrong password, a read-only server, no memory left."""
 
 
 class StoreUnavailable(StoreError):
-    """The store did not answer in time; the request may or may not have been carried out.
+    """The store can't be reached or has timed out. It may have carried out the request.
 
     Attributes:
-        was_idle: Whether the request was sent on a connection that had been idle. A NAT, a load
-            balancer or a restart of the server may have dropped it; a new connection may work.
-        was_sent: Whether the request may have left: a connection was open.
+        was_idle: Whether the connection had been idle. A NAT, a load balancer or a restart of the
+            server may have dropped it, and a new connection may work.
+        was_sent: Whether the request may have been sent. If not, it wasn't carried out.
     """
 
     was_idle = False

@@ -194,21 +194,27 @@ ACTIONS: Final[Mapping[str, Action]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnConflict:
-    """The handling of a call that has not started yet and whose key is held.
+    """What a call does when another call holds its key, with the options of that choice.
 
-    A plain string is the action with these defaults.
+    A plain string, such as ``on_conflict="retry"``, is the same choice with its default options.
+    Use the methods below to set them. A call that has started is never skipped: it's requeued.
+
+    Example::
+
+        @singleton_task(key="order:{order_id}", on_conflict=OnConflict.retry(max_wait=3600))
+        def charge(order_id: int) -> None: ...
 
     Attributes:
-        delay: Seconds until the first requeued message is delivered; doubles, with jitter.
-        max_delay: The longest pause between two tries, in seconds.
-        max_wait: Seconds after the first conflict until FAILURE with LockConflict; None: never,
-            because this action is for calls that must not be lost.
-        timeout: Seconds for which ``wait`` and ``cancel_running`` block the worker before FAILURE
-            with LockConflict.
-        within: Seconds between two looks of a holder for a newer call (``cancel_running``).
-        max_waiting: How many calls of one key may be in its queue (``queue``).
-        max_crashes: How often the process of a call may die while it runs, before the call fails
-            (``queue``); None: without a limit.
+        delay: The first delay of a requeued call, in seconds. It doubles, with jitter.
+        max_delay: The longest delay between two tries, in seconds.
+        max_wait: How long a call is requeued before it fails with LockConflict, in seconds. By
+            default it's requeued until it runs.
+        timeout: How long ``wait`` and ``cancel_running`` block the worker before the call fails
+            with LockConflict, in seconds.
+        within: How often a running call checks for a newer one (``cancel_running``), in seconds.
+        max_waiting: How many calls of a key may be in its queue (``queue``).
+        max_crashes: How often the process may die while it runs the call, before the call fails
+            (``queue``). None sets no limit.
     """
 
     action: ConflictAction
@@ -251,12 +257,13 @@ class OnConflict:
         max_delay: float | timedelta = 60,
         max_wait: float | timedelta | None = None,
     ) -> OnConflict:
-        """Put the message back until it runs, with increasing delays and jitter.
+        """Requeue the call until it runs, with growing delays and jitter.
 
         Args:
-            delay: Seconds until the first copy of the message may run.
-            max_delay: The longest pause between two tries, in seconds.
-            max_wait: Seconds after the first conflict until FAILURE with LockConflict; None: never.
+            delay: The first delay, in seconds.
+            max_delay: The longest delay between two tries, in seconds.
+            max_wait: How long to try, in seconds from the first conflict. Then the call fails with
+                LockConflict. By default it's tried until it runs.
         """
         return cls(
             action=ConflictAction.RETRY,
@@ -267,19 +274,23 @@ class OnConflict:
 
     @classmethod
     def wait(cls, timeout: float | timedelta = 5) -> OnConflict:
-        """Block in the worker for at most ``timeout`` seconds."""
+        """Block the worker process or thread until the key is free.
+
+        Args:
+            timeout: How long to wait, in seconds. Then the call fails with LockConflict.
+        """
         return cls(action=ConflictAction.WAIT, timeout=seconds("OnConflict.wait(timeout)", timeout))
 
     @classmethod
     def cancel_running(
         cls, within: float | timedelta = 1, timeout: float | timedelta = 90
     ) -> OnConflict:
-        """Have the newest call run: interrupt the running one, and wait until it has ended.
+        """Cancel the running call in favour of the newest, which waits until it has ended.
 
         Args:
-            within: Seconds until the holder notices the newer call.
-            timeout: Seconds for which the newer call blocks in the worker. The default is longer
-                than the default ttl, after which the lease of a dead holder expires.
+            within: How soon the running call notices the newer one, in seconds; at least 0.1.
+            timeout: How long the newer call waits, in seconds. Then it fails with LockConflict.
+                The default is longer than the default ``ttl``, so it outlasts a dead worker's lock.
         """
         where = "OnConflict.cancel_running"
         looks = at_least(f"{where}(within)", within, _MIN_WITHIN, "; each check is a command")
@@ -293,12 +304,12 @@ class OnConflict:
 
     @classmethod
     def queue(cls, max_waiting: int = 10_000, max_crashes: int | None = 20) -> OnConflict:
-        """Run the calls of a key one after another; a call that waits needs no worker.
+        """Run the calls of a key one after another, in order. Waiting calls need no worker.
 
         Args:
-            max_waiting: How many calls of one key may be in its queue.
-            max_crashes: How often the process of a call may die while it runs. Then the call fails
-                with WorkerLostError, and the next one runs. None: without a limit.
+            max_waiting: How many calls of a key may be in its queue. One more raises QueueFull.
+            max_crashes: How often the process may die while it runs the call. Then the call fails
+                with WorkerLostError, and the next one runs. None sets no limit.
         """
         most = _whole("OnConflict.queue(max_waiting)", max_waiting, 1, _MOST_WAITING)
         if max_crashes is not None:
@@ -404,24 +415,24 @@ class Policy:
 
 
 class CallOptions(TypedDict, total=False):
-    """The options that ``apply_async(singleton={...})`` may set for one call."""
+    """The options that you can set for one call: ``apply_async(singleton={...})``."""
 
     ttl: float | timedelta
-    """Seconds for which a dead holder can block others; renewed while the body runs; 60."""
+    """How long a dead worker can block its key, in seconds. Default: 60."""
     on_conflict: (
         OnConflict | Literal["skip", "revoke", "retry", "wait", "raise", "cancel_running", "queue"]
     )
-    """What a call does if it has not run and the key is held; "skip" by default."""
+    """What a call does when another one holds its key. Default: "skip"."""
     unique: Literal["until_start", "until_done", "until_expired"] | None
-    """How long equal calls are not published beside this one; None: they are."""
+    """Deduplicate equal calls before they are sent, for this long. Default: off."""
     unique_for: float | timedelta
-    """Seconds until a claim expires; with until_expired not before; 3600 by default."""
+    """When the claim of a unique call expires, in seconds. Default: 3600."""
     on_duplicate: Literal["return_existing", "replace", "skip", "raise"]
-    """What a call gets if it is not published; "return_existing" by default."""
+    """What the caller of a duplicate gets. Default: "return_existing"."""
     debounce: float | timedelta | None
-    """Seconds after the last equal call until one call runs; None: at once."""
+    """Run once, this many seconds after the last equal call. Default: off."""
     debounce_max: float | timedelta | None
-    """The latest run, in seconds after the first equal call; None: no bound."""
+    """Run at most this many seconds after the first equal call. Default: no maximum."""
 
 
 OPTIONS: Final = frozenset(f.name for f in fields(Policy) if f.metadata)

@@ -219,8 +219,8 @@ class CallQueue(ABC):
         """Hint the call at the head again, if it is late, or say that it is lost.
 
         Returns:
-            Whether the call is lost, and the call: a lost one gets a result and is then removed,
-            another one is published. None: there is nothing to do, or another client does it.
+            Whether the call is lost, and the call. A lost one gets a result and is then removed,
+            another one is published. None if there is nothing to do, or another client does it.
         """
 
     @abstractmethod

@@ -41,7 +41,7 @@ SCALARS: Final = frozenset(_TEXT_OF)
 
 
 class PerTask:
-    """``key=PER_TASK``: one key for the task, whatever its arguments."""
+    """The ``key`` that gives the whole task one key, whatever its arguments."""
 
     __slots__ = ()
 
@@ -49,7 +49,7 @@ class PerTask:
         return "PER_TASK"
 
 
-#: ``key=PER_TASK``: one key for the task, whatever its arguments.
+#: The ``key`` that gives the whole task one key, whatever its arguments.
 PER_TASK: Final = PerTask()
 
 #: The values of a policy's ``key``; None means all bound arguments.

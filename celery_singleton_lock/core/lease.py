@@ -104,9 +104,9 @@ class Token:
     retries: int
     nonce: str
     call: str = ""
-    #: Task id and call: the same for all attempts and deliveries.
+    #: Task id and call, the same for all attempts and deliveries.
     task: str = field(init=False, repr=False, compare=False)
-    #: The token without its nonce: the same for all deliveries of one attempt.
+    #: The token without its nonce, the same for all deliveries of one attempt.
     attempt: str = field(init=False, repr=False, compare=False)
     #: The whole token.
     text: str = field(init=False, repr=False, compare=False)
@@ -331,10 +331,10 @@ class SharedDeadline(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Lease:
-    """A lock with an end time: the right to run a task until then. All times are on ``clock``.
+    """A lock with an expiry, which is renewed while the task or block runs.
 
-    ``valid_until`` is the deadline that follows from this process's own renewals. It is earlier
-    than the store's expiry, so a task that calls ``check()`` stops before another run may start.
+    Its deadline in this process, ``valid_until``, is earlier than its expiry in the store. So a
+    task that calls :meth:`check` stops before another run can start. All times are on ``clock``.
     """
 
     key: str
@@ -379,12 +379,12 @@ class Lease:
 
     @property
     def fence(self) -> int:
-        """The fencing token: larger than that of every earlier grant of this key.
+        """The fencing token, which is larger than that of every earlier lease of this key.
 
-        A 64-bit number (microseconds of the store's clock, or more): a BigInteger column.
+        Store it in a 64-bit column (BigInteger): it counts microseconds since the epoch, or more.
 
         Raises:
-            FenceUnavailable: This store, or a ``limit`` above 1, can't give one.
+            FenceUnavailable: The store has no fencing tokens, or ``limit`` is above 1.
         """
         if self.fence_number is None:
             raise FenceUnavailable(
@@ -416,10 +416,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether the right to run has ended. Asks no store; reads the clock at each call.
-
-        The first call after the deadline ends the parent's renewal, in the shared memory.
-        """
+        """Whether the lease is lost. This reads the clock and sends no request."""
         # A thread or an asyncio task that outlives the body must not trust a released lease.
         if self.released_at is not None or self.loss is not None:
             return True
@@ -427,7 +424,8 @@ class Lease:
         if now < self.valid_until or now < self.deadline:
             return False
         # A loss that the body has observed is final. The parent may be stopped between reading the
-        # clock and writing its renewal; that late renewal must not revive the lease.
+        # clock and writing its renewal; that late renewal must not revive the lease. So the first call
+        # after the deadline ends the parent's renewal, in the shared memory.
         self.end()
         return True
 
@@ -441,7 +439,10 @@ class Lease:
         return self.process is this_process() and not self.lost
 
     def remaining(self) -> float:
-        """Seconds this process may still trust the lease, 0.0 once it is lost. No I/O."""
+        """Return for how many seconds this process may still trust the lease; 0.0 if it's lost.
+
+        This sends no request.
+        """
         if self.released_at is not None or self.loss is not None:
             return 0.0
         return max(0.0, self.deadline - self.clock.now())
@@ -449,10 +450,10 @@ class Lease:
     def check(self) -> None:
         """Raise if the lease is lost. Call it before each write that matters.
 
-        Asks no store, see :attr:`lost`.
+        This sends no request; see :attr:`lost`.
 
         Raises:
-            LeaseLost: The lease is lost, and another worker may be running this task.
+            LeaseLost: The lease is lost. Another worker may be running this task.
         """
         if self.lost:
             raise self.lost_error()

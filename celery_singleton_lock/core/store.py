@@ -49,8 +49,8 @@ class ReleaseReply(StrEnum):
     DONE = "done"  # another delivery has ended this attempt, according to its marker
 
 
-#: The reply to the renewal of one lease; None: renewed. UNREACHABLE: the store can't answer for the
-#: lease now. DYING: the worker parent has announced the end of this process.
+#: The reply to the renewal of one lease. None means renewed, UNREACHABLE that the store can't
+#: answer for the lease now, and DYING that the worker parent has announced this process's end.
 Renewal: TypeAlias = LossReason | None
 RENEWED: Final = None
 
@@ -103,7 +103,7 @@ class ClaimChange:
     arguments: str = ""
 
 
-#: Logged if a ClaimChange gets no reply: the key, the error and the key again.
+#: Logged if a ClaimChange gets no reply, with the key, the error and the key again.
 UNSETTLED: Final = (
     "singleton: could not change the claim %s (%s). Until it expires, equal calls count as "
     "duplicates; free it with: celery -A ... singleton release '%s'"
@@ -513,8 +513,8 @@ class Ticket(Protocol):
         """Block until woken, at most ``seconds``.
 
         Returns:
-            The handoff token for the next acquire; empty: the client was not woken; None: the
-            store does not wake this client any more, and the ticket is of no further use.
+            The handoff token for the next acquire. It's empty if the client was not woken, and None
+            if the store does not wake this client any more and the ticket is of no further use.
         """
 
     def fileno(self) -> int | None:
@@ -551,9 +551,9 @@ class Store(ABC):
     says so in its `Capabilities`, where there is a flag for it.
     """
 
-    #: For operators: called with what a long search has done so far, in words; None: not called.
+    #: For operators, called with what a long search has done so far, in words, unless it's None.
     progress: Callable[[str], None] | None = None
-    #: The queues of the calls of all keys; None: this store has none.
+    #: The queues of the calls of all keys, or None if this store has none.
     call_queue: CallQueue | None = None
 
     @property

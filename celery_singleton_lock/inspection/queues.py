@@ -217,7 +217,7 @@ def cancel(app: Celery, call: CallInQueue, *, reason: str = "", user: str = "") 
         user: Who, for the result; the login of this process by default.
 
     Returns:
-        Whether it was taken out; False: it runs, or has left the queue.
+        True if it was taken out, False if it runs or has left the queue.
 
     Raises:
         SettingsError: The store keeps no queues.

@@ -49,14 +49,14 @@ def is_skipped(result: object) -> TypeGuard[Mapping[str, Any]]: ...
 
 
 def is_skipped(result: Any) -> bool:
-    """Tell whether a call was skipped because another call held its key.
+    """Return whether a call was skipped because another call held its key.
 
     Args:
         result: The value of ``.get()``, or a result that is ready, such as that of an eager call.
 
     Raises:
-        TypeError: The call has not ended, so only ``.get()`` will tell; or ``result`` is that of a
-            group.
+        TypeError: The call hasn't ended yet, or ``result`` is that of a group. Use the values of
+            ``.get()`` then.
     """
     if isinstance(result, ResultBase):
         if not isinstance(result, AsyncResult):

@@ -164,29 +164,29 @@ def claim_and_send(
     scope: str | None = None,
     **options: Any,
 ) -> AsyncResult[Any]:
-    """``app.send_task`` with a claim, for publishers that don't have the task's code.
+    """Send a unique call by the task's name, without the task's code.
 
-    If the task is registered in the app, this calls the task's ``apply_async``.
+    Like ``app.send_task``, but equal calls are deduplicated. If the task is registered in the app,
+    this calls its ``apply_async``.
 
     Args:
-        app: The publisher's app.
-        name: The name of the task, which must be a singleton task in its worker.
+        app: The caller's app.
+        name: The name of the task. It must be a singleton task in its worker.
         args: Positional arguments.
         kwargs: Keyword arguments.
-        singleton: As for ``apply_async``; it must set ``unique``.
-        key: The part after the scope, as for :func:`hold`: for a task with
-            ``key="account:{account_id}"``, ``"account:42"``. Then publishers with the task's code
-            find the claim too. By default the key is computed from all arguments as given, so only
-            calls with the same spelling are equal.
-        scope: The task's ``scope``, if it has one and is not registered in the app.
-        **options: Celery's options.
+        singleton: Options of this call, as for ``apply_async``. They must set ``unique``.
+        key: The key without the scope, as for :func:`hold`: ``"account:42"`` for a task with
+            ``key="account:{account_id}"``. Callers that have the task's code then find the call
+            too. By default the key is made of all arguments as you write them, so only calls
+            that are written alike are equal.
+        scope: The task's ``scope``, if it has one and isn't registered in the app.
+        **options: Celery's options of ``send_task``.
 
     Raises:
         DuplicateTask: An equal call is queued or running, and ``on_duplicate`` is ``"raise"``.
-        LockKeyError: There is no ``key`` and none can be computed from the arguments, or it is not
+        LockKeyError: You gave no ``key`` and none can be made of the arguments, or ``key`` isn't
             a string.
-        TypeError, ValueError: An argument is wrong, or the task holds no locks. A keyword that is
-            close to an option's name is refused.
+        TypeError, ValueError: An argument is wrong or looks misspelt, or the task has no lock.
     """
     where = f"claim_and_send({name!r})"
     _check(where, name, args, kwargs, key, options)
@@ -247,13 +247,13 @@ async def aclaim_and_send(
     scope: str | None = None,
     **options: Any,
 ) -> AsyncResult[Any]:
-    """:func:`claim_and_send` for coroutines of asyncio; the event loop waits for no server.
+    """Send a unique call from an asyncio coroutine, without blocking the event loop.
 
-    If the caller is cancelled after the publication has begun, the message is published all the
-    same. Methods of the result, such as ``get()``, block.
+    It takes the arguments of :func:`claim_and_send`. If the caller is cancelled after sending has
+    begun, the message is sent all the same. Methods of the result, such as ``get()``, block.
 
     Raises:
-        RuntimeError: No task of asyncio is running here.
+        RuntimeError: The caller isn't an asyncio task.
     """
     from ..core.executor import running_task  # imports asyncio
 

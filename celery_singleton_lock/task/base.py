@@ -69,20 +69,22 @@ else:
 
 
 class SingletonTask(_Base[P, R]):
-    """A task of which at most one body per lock key runs at a time.
+    """A Celery task that runs one call per key at a time.
 
-    Use :func:`singleton_task`, or ``@app.task(base=SingletonTask, singleton={"key": ...})``.
-    What this class adds to Celery's is named ``singleton...``, except :meth:`hold` and
-    :meth:`lock_key`: all other attributes are the user's.
+    Declare it with :func:`singleton_task`, or with
+    ``@app.task(base=SingletonTask, singleton={"key": "account:{account_id}"})``.
+
+    Apart from :meth:`hold` and :meth:`lock_key`, the names of what this class adds to Celery's
+    begin with ``singleton``. You can use all other names for attributes of your own.
 
     Attributes:
-        singleton: The policy's options; missing ones come from the app's settings.
-        singleton_stores_started: Whether the task run stores the state STARTED (``track_started``).
+        singleton: The options of the lock; the app's settings have the rest.
     """
 
     abstract = True
     Request = "celery_singleton_lock.worker.request:SingletonRequest"
     singleton: LockOptions | None = None
+    # Whether the task run stores the state STARTED (``track_started``).
     singleton_stores_started = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -165,30 +167,31 @@ class SingletonTask(_Base[P, R]):
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def lock_key(self, /, *args: P.args, **kwargs: P.kwargs) -> str | None:
-        """The key that a call with these arguments would use; None: no lock (a callable key).
+        """Return the full key of a call with these arguments, as the store has it.
 
-        The key is that of a call with the task's own serializer: JSON changes values that pickle
-        keeps.
+        Return None if the task's key function returns None for them: such a call takes no lock.
+        A call with another serializer than the task's may have another key, because JSON turns
+        tuples into lists.
 
         Raises:
             TypeError: The arguments don't fit the task's signature.
-            LockKeyError: No key can be computed from the arguments.
+            LockKeyError: No key can be made of the arguments.
         """
         rest = self.singleton_rest(args, kwargs)
         keyspace = self._runtime().keyspace
         return None if rest is None else keyspace.lock(self.singleton_scope, rest)
 
     def hold(self, /, *args: P.args, **kwargs: P.kwargs) -> holds.hold:
-        """Hold the key of a call with these arguments, in a ``with`` or ``async with`` block.
+        """Hold the key of a call with these arguments in a ``with`` or ``async with`` block.
 
-        ``with task.hold(42):`` excludes, and is excluded by, each call that has the key of
-        ``task.delay(42)``. Further options: ``task.hold(42).set(wait=5, ttl=30)``; the ``ttl`` is
-        the task's by default. See :class:`hold` for what a block does.
+        No call with the key of ``task.delay(42)`` runs while your code is inside
+        ``with task.hold(42):``. To wait for the key, or to set another ``ttl`` than the task's,
+        write ``task.hold(42).set(wait=5, ttl=30)``. See :class:`hold` for the rest.
 
         Raises:
             TypeError: The arguments don't fit the task's signature.
-            LockKeyError: No key can be computed from the arguments, or the key function returns
-                None for them: such a call takes no lock.
+            LockKeyError: No key can be made of the arguments, or the key function returns None for
+                them, so that the call takes no lock.
         """
         from .hold import hold_call
 
@@ -264,17 +267,18 @@ class SingletonTask(_Base[P, R]):
         singleton: CallOptions | Literal[False] | None = None,
         **options: Any,
     ) -> AsyncResult[R]:
-        """As Celery's, with ``singleton``: policy options for this call only.
+        """Call the task, as Celery's ``apply_async`` does, with options for this call only.
 
-        ``singleton=False`` publishes without a claim, even while another call has one. The lock
-        applies in any case.
+        Set them with ``singleton={"ttl": 600}``. ``singleton=False`` sends the call even if
+        ``unique`` would make it a duplicate. The lock applies in any case.
 
         Raises:
             DuplicateTask: An equal call is queued or running, and ``on_duplicate`` is ``"raise"``.
-            LockKeyError: The task is ``unique`` or has ``on_conflict="queue"``, and its key can't
-                be computed or is not stable.
-            QueueFull, StoreError: The task has ``on_conflict="queue"``, and the call has no place.
-            TypeError, ValueError: ``singleton`` has an option that a call may not set, or a wrong
+            LockKeyError: The task needs its key here (``unique``, ``on_conflict="queue"``), and no
+                key, or no stable one, can be made of the arguments.
+            QueueFull: The queue of the key is full (``on_conflict="queue"``).
+            StoreError: The call can't join the queue of its key (``on_conflict="queue"``).
+            TypeError, ValueError: ``singleton`` has an option that a call can't set, or a wrong
                 value.
         """
         given = None

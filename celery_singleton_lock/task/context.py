@@ -30,11 +30,11 @@ held_lease: ContextVar[Lease | None] = ContextVar("singleton_held_lease", defaul
 
 
 def current_lease() -> Lease:
-    """The innermost lease held in the current context.
+    """Return the lease of the task or block that this code runs in; the innermost, if nested.
 
     Raises:
-        NoLease: No lease is held here: the task was called directly, its key is None, or this is
-            another thread.
+        NoLease: This code holds no lease. Perhaps the task was called as a plain function, or its
+            key is None, or this is another thread.
     """
     lease = held_lease.get()
     if lease is None:

@@ -30,42 +30,49 @@ def singleton_task(
     *, bind: Literal[False] = False, app: Celery | None = None, **options: Unpack[TaskOptions]
 ) -> Callable[[Callable[P, R]], SingletonTask[P, R]]: ...
 def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any:
-    """Make a function a task of which at most one body per key runs at a time.
+    """Register a Celery task that runs one call per key at a time.
 
-    ``@singleton_task``, ``@singleton_task(key=..., ttl=...)`` or ``@singleton_task(app=app, ...)``;
-    without ``app`` it is registered with every app, like Celery's ``shared_task``.
+    A call that finds its key taken is skipped, or does what ``on_conflict`` says. Calls with other
+    keys run in parallel.
+
+    Example::
+
+        @singleton_task(app=app, key="account:{account_id}", ttl=30)
+        def sync(account_id: int) -> None: ...
+
+    Without ``app`` the task belongs to every app, like Celery's ``shared_task``.
 
     Args:
-        *args: The function, if no options are given.
+        *args: The function, if you give no options.
         app: The Celery app.
-        **options: The options of the lock, below, and of Celery (``bind``, ``name``,
-            ``autoretry_for``, ``base`` ...). As with Celery's decorator, other options become
-            attributes of the task. For a job that must run again after the death of its worker or
-            of its pool process: ``acks_late=True, reject_on_worker_lost=True``.
+        **options: Options of the lock (below) and of Celery (``bind``, ``name``, ``autoretry_for``
+            and so on). As with Celery's decorator, any other keyword becomes an attribute of the
+            task. If the job must run again after its worker was killed, give
+            ``acks_late=True, reject_on_worker_lost=True``.
 
     Options of the lock::
 
-        enabled: Whether the task has a lock; False runs it as a plain task; True by default.
-        key: What must not run twice at once; by default all arguments.
-        scope: The namespace of the key, which tasks may share; by default the task's name.
-        limit: The number of bodies that may run at a time for one key; 1 by default.
-        ttl: Seconds for which a dead holder can block others; renewed while the body runs; 60.
-        max_hold: Seconds after which a body loses its key; by default its hard time limit and ttl.
-        min_hold: Seconds for which the key stays taken, even if the body ends sooner; 0 by default.
-        on_conflict: What a call does if it has not run and the key is held; "skip" by default.
-        on_lost: What follows a lost lease; "retry" for acks_late tasks, "fail" for others.
-        on_store_error: What a call does while the store does not answer; "retry" by default.
-        hold_on_retry: Whether the key stays reserved until the task's retry; True by default.
-        needs_fence: Whether a worker without fencing tokens refuses to start; False by default.
-        unique: How long equal calls are not published beside this one; None: they are.
-        unique_for: Seconds until a claim expires; with until_expired not before; 3600 by default.
-        on_duplicate: What a call gets if it is not published; "return_existing" by default.
-        debounce: Seconds after the last equal call until one call runs; None: at once.
-        debounce_max: The latest run, in seconds after the first equal call; None: no bound.
+        enabled: False runs the task without a lock, as a plain Celery task. Default: True.
+        key: What must not run twice at the same time. Default: all arguments.
+        scope: Namespace of the key; tasks may share it. Default: the task's name.
+        limit: How many calls of a key may run at the same time. Default: 1.
+        ttl: How long a dead worker can block its key, in seconds. Default: 60.
+        max_hold: The longest a run may hold its key, in seconds. Default: hard time limit + ttl.
+        min_hold: How long a key stays taken from the start of a run, in seconds. Default: 0.
+        on_conflict: What a call does when another one holds its key. Default: "skip".
+        on_lost: What a run does when its lock is lost. Default: "retry" if acks_late, else "fail".
+        on_store_error: What a call does when the store can't be reached. Default: "retry".
+        hold_on_retry: Keep the key reserved until the task's next retry. Default: True.
+        needs_fence: Refuse to start a worker whose store has no fencing tokens. Default: False.
+        unique: Deduplicate equal calls before they are sent, for this long. Default: off.
+        unique_for: When the claim of a unique call expires, in seconds. Default: 3600.
+        on_duplicate: What the caller of a duplicate gets. Default: "return_existing".
+        debounce: Run once, this many seconds after the last equal call. Default: off.
+        debounce_max: Run at most this many seconds after the first equal call. Default: no maximum.
 
     Raises:
-        TypeError: An option is of a wrong type, or close to the name of an option.
-        ValueError: An option has a wrong value, or two contradict each other.
+        TypeError: An option has the wrong type, or looks misspelt.
+        ValueError: An option has a wrong value, or contradicts another one.
     """
     if len(args) > 1 or (args and not callable(args[0])):
         raise TypeError("@singleton_task takes one function, and options by keyword")

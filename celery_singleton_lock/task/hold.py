@@ -28,33 +28,40 @@ _NOT_BEGUN: Final = (
 
 
 class hold:
-    """Hold ``key`` in a ``with`` or ``async with`` block, or during each call of a function.
+    """Hold a key in a ``with`` or ``async with`` block, or during each call of a function.
 
-    Excludes, and is excluded by, tasks of the scope. To lock the key of a task, write
-    ``task.hold(42)`` with the arguments of a call. Inside a task or block that holds the same key,
-    that lease is re-entered, though not by a forked process.
+    No task and no other block with the same scope and key runs meanwhile. To lock the key of a
+    task, write ``task.hold(42)`` with the arguments of a call.
+
+    Example::
+
+        with hold("account:42", scope="billing", wait=5) as lease:
+            ...
 
     A ``with`` block is never interrupted: call ``lease.check()`` before writes that matter. An
-    ``async with`` block never blocks the event loop of asyncio. If its lease is lost, its task is
-    cancelled, and LeaseLost is raised at the end of the block.
+    ``async with`` block never blocks the event loop. If its lease is lost, its asyncio task is
+    cancelled, and the block raises LeaseLost.
+
+    Inside a task or block that holds the same key, the block enters that lease again instead of
+    waiting. A forked process doesn't.
 
     Args:
-        key: The part after the scope: for ``key="account:{account_id}"``, ``"account:42"``.
-        scope: The tasks' ``scope``, or a task's name.
-        ttl: Seconds for which a dead holder can block other clients; the app's
-            ``singleton_lock_ttl`` by default.
-        wait: Seconds to wait for another holder.
-        app: The app whose store is used; the current app by default.
+        key: The key without the scope: ``"account:42"`` for ``key="account:{account_id}"``.
+        scope: The ``scope`` of the tasks, or a task's name.
+        ttl: How long a dead process can block the key, in seconds. By default the app's
+            ``singleton_lock_ttl``.
+        wait: How long to wait for the key, in seconds. By default not at all.
+        app: The Celery app whose store is used. By default the current app.
 
     Raises:
-        LockConflict: Another client holds the key, for the whole of ``wait``.
-        LockKeyError: No task of the scope can have this key, or it is the whole name of a key.
-        LeaseLost: The lease of an ``async with`` block was lost before the end of the block.
-        RuntimeError: ``with`` and ``wait`` inside a running event loop; ``async with`` outside a
-            task of asyncio; a second block of one object.
-        StoreUnavailable: The store doesn't answer; the block has not run.
-        TypeError, ValueError: An argument is wrong, or a decorated function returned a generator or
-            a coroutine, whose code would run after the release.
+        LockConflict: Another client holds the key, and ``wait`` is over.
+        LockKeyError: No task of the scope can have this key, or it's the full name of a key.
+        LeaseLost: The lease of an ``async with`` block was lost before the block ended.
+        RuntimeError: ``with`` and ``wait`` inside a running event loop, ``async with`` outside of
+            an asyncio task, or a second block of one object.
+        StoreUnavailable: The store can't be reached; the block hasn't run.
+        TypeError, ValueError: An argument is wrong, or a decorated function has returned a
+            generator or a coroutine, whose code would run without the lock.
     """
 
     __slots__ = ("_app", "_async_block", "_block", "_is_of_call")
@@ -85,11 +92,11 @@ class hold:
     def set(
         self, *, wait: float | timedelta | None = None, ttl: float | timedelta | None = None
     ) -> hold:
-        """A hold of the same key with these options: ``task.hold(42).set(wait=5)``.
+        """Return a hold of the same key with other options: ``task.hold(42).set(wait=5)``.
 
         Args:
-            wait: Seconds to wait for another holder; unchanged by default, which is 0.
-            ttl: Seconds for which a dead holder can block other clients; unchanged by default.
+            wait: How long to wait for the key, in seconds; unchanged by default.
+            ttl: How long a dead process can block the key, in seconds; unchanged by default.
         """
         block = self._block
         longest = block.longest if wait is None else seconds("wait", wait)

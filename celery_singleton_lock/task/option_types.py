@@ -15,32 +15,33 @@ from ..policy import CallOptions
 
 
 class LockOptions(CallOptions, total=False):
-    """The options of a task's lock: ``@app.task(base=SingletonTask, singleton=LockOptions(...))``.
+    """The options of a task's lock, for type checkers.
 
-    Written like that, or as ``@singleton_task(**LockOptions(...))``, a type checker checks each
-    option by itself.
+    Write ``@singleton_task(**LockOptions(...))``, or
+    ``@app.task(base=SingletonTask, singleton=LockOptions(...))``: then a type checker names the
+    option that is wrong.
     """
 
     enabled: bool
-    """Whether the task has a lock; False runs it as a plain task; True by default."""
+    """False runs the task without a lock, as a plain Celery task. Default: True."""
     key: KeySpec
-    """What must not run twice at once; by default all arguments."""
+    """What must not run twice at the same time. Default: all arguments."""
     scope: str | None
-    """The namespace of the key, which tasks may share; by default the task's name."""
+    """Namespace of the key; tasks may share it. Default: the task's name."""
     limit: int
-    """The number of bodies that may run at a time for one key; 1 by default."""
+    """How many calls of a key may run at the same time. Default: 1."""
     max_hold: float | timedelta | None
-    """Seconds after which a body loses its key; by default its hard time limit and ttl."""
+    """The longest a run may hold its key, in seconds. Default: hard time limit + ttl."""
     min_hold: float | timedelta
-    """Seconds for which the key stays taken, even if the body ends sooner; 0 by default."""
+    """How long a key stays taken from the start of a run, in seconds. Default: 0."""
     needs_fence: bool
-    """Whether a worker without fencing tokens refuses to start; False by default."""
+    """Refuse to start a worker whose store has no fencing tokens. Default: False."""
     hold_on_retry: bool
-    """Whether the key stays reserved until the task's retry; True by default."""
+    """Keep the key reserved until the task's next retry. Default: True."""
     on_lost: Literal["retry", "fail", "continue"] | None
-    """What follows a lost lease; "retry" for acks_late tasks, "fail" for others."""
+    """What a run does when its lock is lost. Default: "retry" if acks_late, else "fail"."""
     on_store_error: Literal["retry", "raise", "run"]
-    """What a call does while the store does not answer; "retry" by default."""
+    """What a call does when the store can't be reached. Default: "retry"."""
 
 
 class CeleryOptions(TypedDict, total=False):
@@ -109,8 +110,8 @@ class CeleryOptions(TypedDict, total=False):
 
 
 class TaskOptions(LockOptions, CeleryOptions, total=False):
-    """The options of ``@singleton_task`` except ``app`` and ``bind``: the lock's and Celery's.
+    """All options of ``@singleton_task``, the lock's and Celery's, except ``app`` and ``bind``.
 
-    As with Celery's decorator, any other keyword becomes an attribute of the task. To have such
-    an attribute checked, declare it in a class of your own and give that as ``base``.
+    Any other keyword becomes an attribute of the task. To have it checked, declare it in a class
+    of your own and pass that as ``base``.
     """
