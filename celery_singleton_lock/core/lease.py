@@ -424,8 +424,8 @@ class Lease:
         if now < self.valid_until or now < self.deadline:
             return False
         # A loss that the body has observed is final. The parent may be stopped between reading the
-        # clock and writing its renewal; that late renewal must not revive the lease. So the first call
-        # after the deadline ends the parent's renewal, in the shared memory.
+        # clock and writing its renewal; that late renewal must not revive the lease. So the first
+        # call after the deadline ends the parent's renewal, in the shared memory.
         self.end()
         return True
 
