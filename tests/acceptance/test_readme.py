@@ -71,16 +71,12 @@ def test_the_session_about_uniqueness_goes_as_printed(example: Path, catalog: st
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("page", "at_least"),
-    [("docs/how-to/recipes.md", 5), ("docs/how-to/choosing.md", 10)],
-)
-def test_the_options_that_a_row_says_to_write_are_accepted(page: str, at_least: int) -> None:
+def test_the_options_that_a_row_says_to_write_are_accepted() -> None:
     names = {"PER_TASK": PER_TASK, "OnConflict": OnConflict, "dict": dict}
-    rows = re.findall(r"^\| .*\|$", (ROOT / page).read_text(), flags=re.MULTILINE)
+    rows = re.findall(r"^\| .*\|$", (ROOT / "docs/how-to/choosing.md").read_text(), re.MULTILINE)
     codes = [code for row in rows for code in re.findall(r"`([^`]+)`", row)]
     written = [code for code in codes if re.match(r"(\w+)=(?!\.\.\.)", code)]
-    assert len(written) >= at_least
+    assert len(written) >= 15
     app = Celery("rows", broker="memory://", set_as_current=False)
     for number, code in enumerate(written):
 
