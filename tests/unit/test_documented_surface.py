@@ -242,8 +242,7 @@ SEARCHED = {
     "how-to/killed.md": ("OOM", "out of memory", "crash"),
     "how-to/choosing.md": ("mutex",),
     "reference/options.md": ("semaphore", "queue per user", "FIFO"),
-    "how-to/unique-calls.md": ("dedupe", "throttle"),
-    "reference/debounce.md": ("coalesce",),
+    "how-to/unique-calls.md": ("dedupe", "throttle", "coalesce"),
     "troubleshooting.md": ("stuck lock", "deadlock"),
     "how-to/beat.md": ("leader election",),
 }
