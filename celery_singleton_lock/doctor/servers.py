@@ -24,7 +24,7 @@ from .context import Context, Findings, Server, error, note, ok, warning
 _OLDEST: Final = {"Redis": (6, 0), "Valkey": (7, 2), "etcd": (3, 4), "ZooKeeper": (3, 5)}
 _Version = tuple[int, ...]
 # For each product the versions with a flaw that matters here (from the first one to the one before
-# the second), and the flaw; docs/reference/consensus-stores.md has the sources.
+# the second), and the flaw; docs/reference/stores.md has the sources.
 _FLAWS: Final[dict[str, tuple[tuple[tuple[_Version, _Version], ...], str]]] = {
     "etcd": (
         (((3, 4, 0), (3, 4, 31)), ((3, 5, 0), (3, 5, 13))),

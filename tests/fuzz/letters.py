@@ -145,7 +145,7 @@ class Writer:
     def _options(self) -> dict[str, Any]:
         rule = {
             "action": self._random.choice(["skip", "retry", "raise", "revoke", self.odd()]),
-            # Not `wait`: for how long, its caller may say (docs/reference/security.md).
+            # Not `wait`: for how long, its caller may say (docs/reference/stability.md).
             "delay": self._random.choice([0.05, self.odd()]),
             "max_delay": self._random.choice([0.1, self.odd()]),
             "max_wait": self._random.choice([0.5, self.odd()]),
