@@ -21,7 +21,7 @@ State model of a call::
     A call that has begun, and whose lease has ended, is hinted again by a look. If its messages are
     acknowledged early and no newer one has joined, it is overdue instead, and the next look, five
     seconds later, takes it for lost: it leaves, and never begins again. Meanwhile a client that got
-    no reply to its acquire may release it: it knows that no body has begun. A call that has begun
+    no reply to its acquire may release it: it knows that no run has begun. A call that has begun
     by one message as often as it may leaves at the next acquire, and a look ends it as lost.
 
 Failure handling
@@ -46,9 +46,9 @@ class Hint:
         key: The lock key.
         task: The call (``Token.task``).
         copies: How often its message was published.
-        begins: How often a body has begun by this message.
+        begins: How often a run has begun by this message.
         message: Its message; empty: the store has none.
-        countdown: Seconds for which the key still cools down (``min_hold``).
+        countdown: Seconds for which the key is still in cooldown (``min_hold``).
     """
 
     key: str
@@ -60,7 +60,7 @@ class Hint:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a body has begun by this message."""
+        """Whether a run has begun by this message."""
         return self.begins > 0
 
 

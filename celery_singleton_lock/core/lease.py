@@ -1,6 +1,6 @@
 """Leases, their tokens, and the values that a store keeps of them.
 
-The locker creates a lease, the heartbeat's thread prolongs it, and the body's thread reads it. Each
+The locker creates a lease, the heartbeat's thread prolongs it, and the task's thread reads it. Each
 field is written by one thread with one assignment, so readers need no lock.
 
 In a prefork worker the parent process prolongs the lease too. Child and parent each write their
@@ -66,11 +66,11 @@ def _quoted(task_id: str) -> str:
 class Kind(StrEnum):
     """The kind of a key's value; the store holds the letter."""
 
-    LEASE = "l"  # held by a running body
+    LEASE = "l"  # held by a running task
     RESERVED = "r"  # reserved for the next attempt of a task
     COOLING = "c"  # kept after the release until min_hold has passed
     DYING = "d"  # held by a process that is being killed
-    CLAIM = "q"  # not a lease: the claim of a published message, in a key beside the lease's
+    CLAIM = "q"  # not a lease: the claim of a published message, in a key next to the lease's
 
 
 class Phase(StrEnum):
@@ -142,7 +142,7 @@ class Token:
 class Holder:
     """A description of the holder, for people and for the proof that its process is dead.
 
-    Stored beside the token, never compared by the store.
+    Stored next to the token, never compared by the store.
     """
 
     task: str = ""
@@ -248,7 +248,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRelease:
-    """Who released a key by hand, and why. Stored beside the key for an hour.
+    """Who released a key by hand, and why. Stored next to the key for an hour.
 
     Attributes:
         user: The operator's login.

@@ -28,7 +28,7 @@ class Relation(StrEnum):
     It is no reply to a release: see `ReleaseReply`.
     """
 
-    DONE = "done"  # this attempt has ended, according to its marker
+    DONE = "done"  # this attempt has ended, according to its completion record
     SUPERSEDED = "superseded"  # a newer copy of this message was published
     TWIN = "twin"  # another delivery of the same attempt holds the key
     EARLIER = "earlier"  # an earlier attempt of the same task holds it
@@ -46,7 +46,7 @@ class ReleaseReply(StrEnum):
     OURS = "released"  # the token held the key, and the release was carried out
     NOT_OURS = "not_ours"  # the token did not hold the key
     TWIN = "twin"  # another delivery of the same attempt holds it
-    DONE = "done"  # another delivery has ended this attempt, according to its marker
+    DONE = "done"  # another delivery has ended this attempt, according to its completion record
 
 
 #: The reply to the renewal of one lease. None means renewed, UNREACHABLE that the store can't
@@ -58,7 +58,7 @@ RENEWED: Final = None
 #: an earlier try without a reply may have been carried out.
 OnReply: TypeAlias = Callable[[ReleaseReply | StoreError, bool], None]
 
-#: Seconds for which an operator's note on a release stays beside the key.
+#: Seconds for which an operator's note on a release stays next to the key.
 NOTE_TTL: Final = 3600.0
 #: Seconds for which the arguments of a message are kept after a call or a delivery, because the
 #: message may wait in its queue, or be delivered again after a kill. Brokers wait less for an
@@ -67,7 +67,7 @@ ARGUMENTS_FOR: Final = 7 * 86400.0
 
 
 class Authorization(StrEnum):
-    """The reply to a leader that asks to send a tick; the script replies with the value."""
+    """The reply to a leader that asks to send a scheduled run; the script's reply is the value."""
 
     AUTHORIZED = "permitted"
     DEPOSED = "deposed"  # its token does not lead any more
@@ -75,10 +75,10 @@ class Authorization(StrEnum):
 
 
 class MarkerState(StrEnum):
-    """The state of an attempt in its marker; the store holds the letter."""
+    """The state of an attempt in its completion record; the store holds the letter."""
 
     WAITING = "-"  # requeued; only the newest copy counts
-    FINISHING = "f"  # the body has ended, its callbacks are being sent
+    FINISHING = "f"  # the task has ended, its callbacks are being sent
     DONE = "d"  # the outcome is final and stored
 
 
@@ -117,7 +117,7 @@ class Admit:
     Attributes:
         key: The claim's key.
         token: The token of the message's first delivery; only its task counts.
-        holder: The publisher.
+        holder: The caller.
         ttl: Seconds until the claim expires if the message is never processed.
         instead_of: The name of the task whose stale claim is taken over; empty: none.
         prolongs: Whether the message's own, existing claim gets ``ttl`` again.
@@ -143,7 +143,7 @@ class Replaced(Enum):
     """The reply to a call that replaces the arguments of a queued message."""
 
     YES = auto()
-    NOT_QUEUED = auto()  # the claim is gone, or another task's, or its body runs
+    NOT_QUEUED = auto()  # the claim is gone, or another task's, or its task runs
     FIXED = auto()  # the arguments of this message can't be replaced
 
 
@@ -183,7 +183,7 @@ class Acquire:
         sequence: How often this attempt was requeued. Copies older than the newest are refused.
         claim: The change of the message's claim after a grant. The claim is renewed with the lease.
         frees_claim: Whether a refusal by another task ends the message, and so frees its claim.
-        refused_if_claimed: Whether the message was published beside another task's claim. While
+        refused_if_claimed: Whether the message was published next to another task's claim. While
             that claim exists, the lease is refused as if that task held it, unless the token holds
             the lease already or the lease is reserved for it.
         keeps_claim: Whether a grant leaves the claim unchanged. The grant of one of several nodes
@@ -209,7 +209,7 @@ class Acquire:
     handoff: str = ""
 
     def undo(self, claim: ClaimChange | None = None) -> Release:
-        """The release of what this request may have been granted; no body has begun."""
+        """The release of what this request may have been granted; no run has begun."""
         return Release(keys=self.slots, token=self.token, claim=claim)
 
     def again(self, nonce: str) -> Acquire:
@@ -226,9 +226,9 @@ class QueuedAcquire(Acquire):
 
     Attributes:
         late: Whether the call's messages are acknowledged late.
-        most_begins: How often a body may begin by one message; None: without a limit.
+        most_begins: How often a run may begin by one message. None means without a limit.
         asked: The nonces with which this delivery has asked before, without a reply. It knows that
-            no body began under a grant to them.
+            no run began under a grant to them.
     """
 
     queued: ClassVar = True
@@ -327,10 +327,11 @@ class Release:
         become: The new kind of the key; None: the key is deleted.
         become_ttl: Seconds that the new kind stays.
         next_token: The token that a reservation is for.
-        marker: The new marker of the token's attempt, unless a twin holds the key or has finished.
+        marker: The new completion record of the token's attempt, unless a duplicate delivery holds
+            the key or has finished.
         marker_ttl: Seconds.
-        claim: The change of the message's claim, unless a twin has the key. If the key was lost or
-            is dying, the claim can only be freed.
+        claim: The change of the message's claim, unless a duplicate delivery has the key. If the
+            key was lost or is dying, the claim can only be freed.
     """
 
     #: Whether the call has a place in the queue of its key (`core.call_queue`).
@@ -349,14 +350,14 @@ class Release:
     def of(
         cls, lease: Lease, claim: ClaimChange | None = None, *, min_hold: float = 0.0
     ) -> Release:
-        """Free the key, or let it cool down until ``min_hold`` seconds after its acquisition."""
+        """Free the key, or keep it in cooldown until ``min_hold`` seconds after its acquisition."""
         release = cls(keys=(lease.key,), token=lease.token, claim=claim)
         if min_hold and (left := min_hold - (lease.clock.now() - lease.acquired_at)) > 0:
             release.become, release.become_ttl = Kind.COOLING, left
         return release
 
     def reserve(self, seconds: float) -> None:
-        """Reserve the key for the next attempt instead, but not shorter than it would cool down."""
+        """Reserve the key for the next attempt instead, but not shorter than its cooldown."""
         self.become, self.become_ttl = Kind.RESERVED, max(seconds, self.become_ttl)
         self.next_token = self.token.next_attempt()
 
@@ -369,7 +370,7 @@ class QueuedRelease(Release):
         publish: Called with the call that is to be published next.
         ended_ttl: Seconds for which the store remembers that the call has ended; None: it goes on.
         due_in: If it goes on, seconds until its next message is due.
-        has_begun: Whether a body has begun under the lease.
+        has_begun: Whether a run has begun under the lease.
         first_open: The retries of the first attempt that may still come to this key though the call
             does not go on; None: none may, the call has ended.
     """
@@ -385,7 +386,7 @@ class QueuedRelease(Release):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A request to raise the marker of an attempt.
+    """A request to raise the completion record of an attempt.
 
     Attributes:
         key: The lock key.
@@ -410,7 +411,7 @@ class Call:
 
     Attributes:
         task: The call's task (``Token.task``).
-        called_at: Seconds since the epoch, on the publisher's clock; None: to be set to the time at
+        called_at: Seconds since the epoch, on the caller's clock; None: to be set to the time at
             which the call is noted.
     """
 
@@ -582,7 +583,10 @@ class Store(ABC):
 
     @abstractmethod
     def mark(self, request: Mark, /, *, timeout: float) -> None:
-        """Raise the marker of the token's attempt. Neither its state nor its sequence goes back."""
+        """Raise the completion record of the token's attempt.
+
+        Neither its state nor its sequence goes back.
+        """
 
     @abstractmethod
     def admit(self, request: Admit, /, *, timeout: float) -> Record | None:
@@ -704,10 +708,10 @@ class Store(ABC):
         return [None] * len(keys)
 
     def texts(self, pattern: str, /) -> Iterator[tuple[str, str, float]]:
-        """For operators: keys that match the glob ``pattern``, to find markers and notes; sorted.
+        """List the keys that match the glob ``pattern``, sorted: completion records and notes.
 
-        Each with its text and its ttl in seconds. A marker is ``<state> <sequence> <nonce>``. Empty
-        if the store can't list them.
+        This is for operators. Each key comes with its text and its ttl in seconds. A record is
+        ``<state> <sequence> <nonce>``. Empty if the store can't list them.
         """
         return iter(())
 
@@ -753,7 +757,7 @@ class Store(ABC):
         Args:
             pattern: As for :meth:`scan`.
             report: Called with each of the :meth:`foreign_keys`.
-            texts: Called with the key and the text of each marker and note (see :meth:`texts`), and
+            texts: Called with the key and the text of each record and note (see :meth:`texts`), and
                 perhaps of other keys.
         """
         for key, reason in self.foreign_keys(pattern):

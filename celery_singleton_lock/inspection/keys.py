@@ -55,16 +55,16 @@ class HeldKey:
 
     Attributes:
         key: The full name.
-        state: ``running``, ``reserved for a retry``, ``reserved for a waiting client``, ``cooling
-            down``, ``being killed``, or ``claim, <phase>``; ``free`` if nothing holds the key, but
+        state: ``running``, ``reserved for a retry``, ``reserved for a waiting client``,
+            ``cooldown``, ``being killed``, or ``claim, <phase>``; ``free`` if nothing holds the key, but
             calls are in its queue: the next of them is ``task_id``.
         phase: The phase of a claim (``queued``, ``running``, ``retrying``; ``published`` for the
             claim of a period); None: the key is no claim.
         task: The task's name; empty for a ``hold()``.
         task_id: The task's id, or the id of the ``hold()``; empty for a key that is reserved for a
             waiting client.
-        worker: The worker's name, outside workers the host's. For a claim, the publisher's.
-        pid: The process. For a claim, the publisher's.
+        worker: The worker's name, outside workers the host's. For a claim, the caller's.
+        pid: The process. For a claim, the caller's.
         since: The time of the acquisition; for a claim, of the publication; None: unknown.
         ttl: Seconds until the key expires unless it is renewed.
         fence: The fencing token; None: this key has none.
@@ -129,7 +129,7 @@ class HeldKey:
 
     @property
     def is_claim(self) -> bool:
-        """Whether the key is the claim of a message, which excludes no body."""
+        """Whether the key is the claim of a message, which keeps no run out."""
         return self.phase is not None
 
 
