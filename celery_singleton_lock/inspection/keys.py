@@ -56,8 +56,8 @@ class HeldKey:
     Attributes:
         key: The full name.
         state: ``running``, ``reserved for a retry``, ``reserved for a waiting client``,
-            ``cooldown``, ``being killed``, or ``claim, <phase>``; ``free`` if nothing holds the key, but
-            calls are in its queue: the next of them is ``task_id``.
+            ``cooldown``, ``being killed``, or ``claim, <phase>``. It is ``free`` if nothing holds
+            the key but calls are in its queue; the next of them is ``task_id``.
         phase: The phase of a claim (``queued``, ``running``, ``retrying``; ``published`` for the
             claim of a period); None: the key is no claim.
         task: The task's name; empty for a ``hold()``.
