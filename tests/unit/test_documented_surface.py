@@ -153,7 +153,7 @@ def test_the_fields_that_all_events_have_are_on_the_page() -> None:
 COMMAND_PAGES = dict.fromkeys(
     ("ls", "show", "explain", "release", "watch", "queue", "cancel"), "cli.md"
 )
-COMMAND_PAGES |= {"serve": "monitoring.md", "doctor": "../troubleshooting.md"}
+COMMAND_PAGES |= {"serve": "monitoring.md", "doctor": "../reference/events.md"}
 #: Of these the page says that they take the options of another command.
 SAME_OPTIONS = {"watch": "ls"}
 
@@ -227,8 +227,8 @@ def subjects() -> set[str]:
 
 
 def test_each_subject_of_the_doctor_has_a_row_and_each_row_a_subject() -> None:
-    table = table_with((DOCS / "troubleshooting.md").read_text(), "subject")
-    assert set(first_codes(table)) == subjects()
+    tables = section("reference/events.md", "## What the doctor finds")
+    assert set(first_codes(tables)) == subjects()
 
 
 @pytest.mark.parametrize("extra", listed(r"entry point: extra: (\w+)"))
