@@ -151,7 +151,7 @@ _QUESTIONS = [
     ("unit tests for my task", "how-to/testing"),
     ("Django TestCase", "how-to/testing"),
     ("override_settings", "how-to/testing"),
-    ("call lost between commit and publish", "how-to/outbox"),
+    ("call lost between commit and publish", "how-to/in-order"),
     ("ACL", "reference/settings"),
     ("redis acl user permissions", "reference/settings"),
     ("editor autocomplete", "reference/options"),
