@@ -85,7 +85,7 @@ def test_a_worker_answers_its_probe_until_it_ends_and_leaves_no_key(
     alive = start(*probe)
     assert alive.wait() == 0, alive.log
     start("celery", "-A", "tasks", "call", "tasks.sync", "--args=[42, 3]").wait()
-    worker.wait_for_log("account 42: body starts")
+    worker.wait_for_log("account 42: sync starts")
     worker.terminate()
     assert worker.wait() == 0
     assert any("succeeded" in line for line in worker.lines), worker.log

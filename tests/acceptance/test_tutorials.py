@@ -32,7 +32,7 @@ def test_the_first_lock_goes_as_printed(
     first = worker("tasks", concurrency=4)
     page.check(*before, long)
     first.wait_for_event(EventName.CONFLICT, outcome="skip")
-    first.wait_for_log("account 42: body starts", since=len(first.lines) - 3)
+    first.wait_for_log("account 42: sync starts", since=len(first.lines) - 3)
     for command in page.commands("celery -A tasks singleton"):
         shown = run("-m", *command, folder=tmp_path)
         assert "account:42" in shown.stdout, shown.stdout + shown.stderr
