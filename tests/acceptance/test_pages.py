@@ -37,6 +37,15 @@ def test_the_database_refuses_the_older_fence(tmp_path: Path, redis_url: str) ->
     Page("explanation/how-it-works.md", tmp_path, redis_url).write().check()
 
 
+def test_the_nightly_job_is_scheduled_and_has_one_key_for_all_its_runs() -> None:
+    names: dict[str, Any] = {"__name__": "nightly"}
+    exec(block_with((ROOT / "docs/how-to/beat.md").read_text(), "# nightly.py"), names)
+    app, task = names["app"], names["import_orders"]
+    assert [entry["task"] for entry in app.conf.beat_schedule.values()] == [task.name]
+    assert task.lock_key().endswith(":nightly.import_orders:*")
+    app.close()
+
+
 class Refused(Exception):
     """botocore's ClientError, as far as the page reads it."""
 

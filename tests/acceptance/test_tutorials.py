@@ -86,7 +86,7 @@ def test_two_beats_send_no_tick_twice(
     worker: Callable[..., CeleryWorker],
     beat: Callable[..., CeleryBeat],
 ) -> None:
-    page = Page("tutorials/beat.md", tmp_path, redis_url).write()
+    page = Page("how-to/beat.md", tmp_path, redis_url).write()
     consumer = worker("reports")
     one = beat("reports", scheduler="singleton", wait=False)
     one.wait_for_event(EventName.LEADING)
