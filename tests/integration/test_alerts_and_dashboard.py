@@ -76,19 +76,10 @@ def test_the_command_prints_the_file_without_a_broker_and_a_store(option: str, p
     assert done.stdout == path.read_text()
 
 
-def test_the_page_has_the_alerts_and_their_expressions() -> None:
-    rules = ALERTS.read_text()
-    found = re.findall(r"- alert: (\w+)\n(.*?)(?=\n *- alert:|\Z)", rules, re.DOTALL)
-    expected = {}
-    for name, rule in found:
-        [expression] = re.findall(r"^ {8}expr: (?:>-)?(.*?)(?=^ {8}\w)", rule, re.DOTALL | re.M)
-        [seconds] = re.findall(r"^ {8}for: (\w+)$", rule, re.M) or [""]
-        expected[name] = seconds, expression.split()
+def test_the_page_lists_each_alert() -> None:
     section = PAGE[PAGE.index("## Alerts") : PAGE.index("## Dashboard")]
-    [printed] = re.findall(r"^```\n(.*?)^```$", section, re.DOTALL | re.M)
-    blocks = re.findall(r"^(\w+):(?: +# for (\w+))?\n((?:  .*\n)+)", printed, re.M)
-    assert {name: (seconds, text.split()) for name, seconds, text in blocks} == expected
-    assert re.findall(r"^\| `(\w+)` \|", section, re.M) == [name for name, _ in found]
+    shown = re.findall(r"^\| `(\w+)` \|", section, re.M)
+    assert shown == re.findall(r"- alert: (\w+)", ALERTS.read_text())
 
 
 def test_an_alert_that_can_not_fire_is_noticed(tmp_path: Path) -> None:
