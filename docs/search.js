@@ -21,9 +21,8 @@ var Scorer = {
 };
 
 // Sphinx finds an entry of the index only if the question is a part of its text: "unit tests" does not find "unit test".
-// Here an entry is found by its words, in any form and order, also among other words. An entry of the glossary needs a
-// question that has no other word than "what is a", because its words are in most questions. A word that no page has does
-// not count, and if no page has all words, those are found that have most of them.
+// Here an entry is found by its words, in any form and order, also among other words. A word that no page has does not
+// count, and if no page has all words, those are found that have most of them.
 {
   const performSearch = Search._performSearch;
 
@@ -57,8 +56,7 @@ var Scorer = {
       if (entry.includes("-") && !` ${question.join(" ")} `.includes(` ${words.join(" ")} `)) continue;
       const [matched, isAsked] = [share(words, question), same(stems(words), stems(whatItMeans(question)))];
       for (const [file, id, isMain] of places) {
-        const isFound = docnames[file] === "reference/glossary" ? isAsked : matched > 0;
-        if (!isMain || !isFound) continue;
+        if (!isMain || !matched) continue;
         const place = [docnames[file], titles[file], id ? `#${id}` : "", null];
         const result = [...place, Math.round(100 * (isAsked ? 1 : matched)), filenames[file], SearchResultKind.index];
         result[4] = Scorer.score(result);
