@@ -167,7 +167,7 @@ _QUESTIONS = [
     ("what is a lease", "explanation/how-it-works"),
     ("uninstall", "how-to/switch"),
     ("support policy", "reference/stability"),
-    ("rate limit", "reference/options"),
+    ("rate limit", "how-to/unique-calls"),
     ("RabbitMQ", "how-to/rabbitmq"),
     ("quorum queue", "how-to/rabbitmq"),
     ("SQS", "how-to/sqs"),
