@@ -50,7 +50,8 @@ _README: Final = Path(__file__).parents[1] / "README.md"
 
 
 def front_page(readme: str) -> str:
-    """The README with links within the site: an index of packages has no relative links."""
+    """The README without badges, and with links within the site."""
+    readme = re.sub(r"^\[!\[.*\n", "", readme, flags=re.MULTILINE)
     readme = readme.replace(f"{DOCS}_images/", "images/")
     return re.sub(rf"\({re.escape(DOCS)}([\w/-]+)\.html", r"(\1.md", readme)
 
