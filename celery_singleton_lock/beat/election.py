@@ -294,7 +294,7 @@ class Election:
         """
         task, task_id = self._holder.task, self._holder.task_id
         (outages or self._locker.heartbeat.outages).report(
-            error, "no-ticks", key=self.key, task=task, task_id=task_id, holder=self._holder
+            error, "nothing-sent", key=self.key, task=task, task_id=task_id, holder=self._holder
         )
 
     def _request(self) -> Acquire:

@@ -93,7 +93,7 @@ class LeaseEnds:
         # heartbeat.
         lease.reported = True
         lease.loss = Loss(reason=reason, at=self._clock.now(), detail=detail)
-        self._heartbeat.report_loss(lease, lease.loss, "body-ended")
+        self._heartbeat.report_loss(lease, lease.loss, "task-ended")
 
     def released(self, lease: Lease) -> None:
         """Report that the store has released ``lease``; not if its end was reported before."""

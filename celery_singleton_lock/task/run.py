@@ -674,7 +674,7 @@ class TaskRun:
         """Handle the loss of the lease. Called on the heartbeat's thread."""
         request = self.request
         if request is None:
-            return "body-ended"  # the body's thread has settled the run meanwhile
+            return "task-ended"  # the body's thread has settled the run meanwhile
         if self._outcome_of_loss() is OnLost.CONTINUE:
             return "continued"
         self._body.interrupt()

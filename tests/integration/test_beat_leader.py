@@ -348,7 +348,7 @@ def test_a_store_that_may_evict_elects_no_leader_though_it_was_away_at_the_start
         environment["LOCK_URL"] = evicting.url()
         evicting.kill()
         process = beat(APP, scheduler="singleton")
-        process.wait_for_event(EventName.STORE_UNREACHABLE, action="no-ticks")
+        process.wait_for_event(EventName.STORE_UNREACHABLE, action="nothing-sent")
         evicting.start()
         process.wait_for_log("ERROR.*no locks: .*maxmemory-policy is volatile-ttl")
         assert not process.events(EventName.LEADING)

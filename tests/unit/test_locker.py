@@ -611,7 +611,7 @@ def test_a_loss_that_the_release_is_the_first_to_detect_names_the_operator(bench
     bench.store.free(KEY, None, OperatorRelease(user="ann", host="ops-1", reason="stuck"))
     bench.locker.release(lease, give(lease))
     detail = "released by ann on ops-1: stuck"
-    data = {"reason": "operator", "detail": detail, "store": "", "action": "body-ended"}
+    data = {"reason": "operator", "detail": detail, "store": "", "action": "task-ended"}
     assert bench.events[-1].data == data
 
 

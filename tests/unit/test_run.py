@@ -141,7 +141,7 @@ def test_a_loss_that_is_handled_when_its_run_has_just_been_settled_found_the_bod
     trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
     app.close()
     run, lease = kept
-    assert run._on_lost(lease) == "body-ended"
+    assert run._on_lost(lease) == "task-ended"
 
 
 class KeepsReservations(MemoryStore):
