@@ -865,10 +865,8 @@ class TaskRun:
             return Release.of(lease, claim)
         release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
-            release.marker, release.marker_ttl = (
-                MarkerState.DONE,
-                self.runtime.settings.completion_ttl,
-            )
+            release.marker = MarkerState.DONE
+            release.marker_ttl = self.runtime.settings.completion_ttl
         if retry_in is not None and self.policy.hold_on_retry and self.keeps_key_for_retry:
             release.reserve(retry_in + self.policy.ttl)  # its countdown, and a ttl in the queue
         return release
