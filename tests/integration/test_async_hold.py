@@ -153,8 +153,8 @@ def test_coroutines_of_two_loops_hold_a_key_one_after_the_other(any_url: str) ->
         with new_app(any_url) as app:
 
             async def main() -> None:
-                # The time limit of a request follows from the ttl. A ZooKeeper that has just started
-                # beside other tests may need more than that of a short one.
+                # The time limit of a request follows from the ttl. A ZooKeeper that has just
+                # started next to other tests may need more than that of a short one.
                 options = {"scope": SCOPE, "ttl": 60, "wait": PATIENCE, "app": app}
                 await asyncio.gather(*(inside.take(hold(name, **options)) for _ in range(number)))
 
