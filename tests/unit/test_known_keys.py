@@ -153,7 +153,7 @@ def test_a_key_that_a_call_may_have_is_held(app: Celery, key: str, scope: str, c
     make(app, "braces", "{{{account_id:>1}}}\n")
     with hold(key, scope=scope, app=app):
         pass
-    assert not caplog.records
+    assert not [r for r in caplog.records if r.name == "celery_singleton_lock"]
 
 
 @pytest.mark.parametrize(("scope", "meant"), [("shop.snyc", "shop.sync"), ("sync", "shop.sync")])
