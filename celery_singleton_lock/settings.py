@@ -57,10 +57,11 @@ _VISIBILITY_TIMEOUTS: Final = {
     **dict.fromkeys(("sqs", "slmq", "pgmq"), 1800.0),
     "azureservicebus": 60.0,
 }
-# Seconds. With any broker a twin may arrive an hour late: the broker keeps an unacknowledged
+# Seconds. With any broker a duplicate may arrive an hour late: the broker keeps an unacknowledged
 # message assigned to a connection that it believes to be alive.
 _DEFAULT_COMPLETION_TTL: Final = 3600.0
-# Seconds. A twin of a running body is requeued for up to 30 s, and then waits in its queue.
+# Seconds. A duplicate delivery of a running task is requeued for up to 30 s, and then waits in its
+# queue.
 _MIN_COMPLETION_TTL: Final = 60.0
 # The settings beside a URL that Celery reads: its TLS options and its transport options.
 _BESIDE: Final = {

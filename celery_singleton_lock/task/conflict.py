@@ -5,7 +5,7 @@ The first row that matches applies::
     this attempt is done, a newer copy of the message exists,
     or a later attempt has the key                              drop; the result is not changed
     an earlier attempt of the same task has it                  requeued, shortly
-    the same attempt under another nonce has it (a twin)        requeued, until the twin ends
+    another delivery of the same attempt has it                 requeued, until that one ends
     another holder, and this work may have begun                requeued; it is never skipped
     another holder                                              the policy's on_conflict
 """

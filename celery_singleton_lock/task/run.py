@@ -31,7 +31,7 @@ State model::
     OPEN     -> SETTLED   the acquire is refused, which ends the delivery: dropped, requeued,
                           skipped, failed
     OPEN     -> RELEASED  the body ended, and the message triggers more; or the lease was lost
-    RELEASED -> SETTLED   requeued after a loss, or left to its twin
+    RELEASED -> SETTLED   requeued after a loss, or left to another delivery
     any      -> SETTLED   settle: the lease is released, an early release is marked as done, the
                           claim of a run without a lease is changed
 
@@ -241,7 +241,7 @@ class TaskRun:
         try:
             reply = self._acquire()
         except (Ignore, LockConflict):
-            self._state = _State.SETTLED  # requeued, left to a twin, or freed by the refusal
+            self._state = _State.SETTLED  # requeued, or left to another delivery, or freed
             raise
         except StoreError as exc:
             if self.policy.on_store_error is OnStoreError.RUN:

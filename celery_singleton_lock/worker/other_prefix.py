@@ -66,7 +66,7 @@ def text_of(records: list[Record], runtime: Runtime) -> str:
     return (
         f"{first.holder.task}[{first.holder.task_id}] on {first.holder.worker} holds "
         f"{first.key!r} ({len(records)} such leases in all), and keys here begin with "
-        f"{runtime.keyspace.start!r}. If its process belongs to this deployment (version 0.2, or "
+        f"{runtime.keyspace.start!r}. If its process belongs to this deployment (with "
         "another global_keyprefix), it and this one do not exclude each other"
     )
 

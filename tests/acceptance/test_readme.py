@@ -120,6 +120,11 @@ def replaced(document_id, text):
 """
 
 
+@pytest.mark.parametrize("wish", WISHES)
+def test_the_page_about_choosing_says_to_write_so(wish: str) -> None:
+    assert f"`{WISHES[wish]}`" in (ROOT / "docs/how-to/choosing.md").read_text()
+
+
 def test_wishes_about_calls_with_different_arguments_come_true(
     example: Path,
     redis_url: str,
