@@ -475,7 +475,7 @@ def test_a_released_claim_lets_an_equal_call_be_published_and_leaves_the_lease(
         asked = cli("release", claimed, answers="n\n")
         assert asked.status == 1
         assert "an equal call can be published as well. Release? [y/N]" in asked.out
-        assert "another may start" not in asked.out
+        assert "another run may start" not in asked.out
         stale = cli("release", "--json", "--token", "id-other+c1", claimed)
         assert (stale.status, stale.json()) == (1, {"key": claimed, "released": False})
         freed = cli("release", claimed.partition("}:")[2], answers="y\n")

@@ -231,7 +231,7 @@ def test_its_body_was_terminated(
     stage: Stage, worker: CeleryWorker, name: str, holder: str
 ) -> None:
     stage.app.app.control.revoke(holder, terminate=True)
-    assert "revoke(terminate=True) ended its body at 20" in text(
+    assert "revoke(terminate=True) ended it at 20" in text(
         explained(stage.app.app, holder, Fate.REVOKED)
     )
 

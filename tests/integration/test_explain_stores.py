@@ -86,7 +86,7 @@ def test_each_fate_is_reported_on_each_store(stage: Stage, worker: CeleryWorker)
     assert first["task_id"] == queued.id
     assert "has the claim" in text(found[Fate.QUEUED])
     assert "is reserved for it" in text(found[Fate.RETRYING])
-    assert "Its marker says" in text(found[Fate.RAN]), "its result is not stored"
+    assert "Its completion record says" in text(found[Fate.RAN]), "its result is not stored"
     assert explain(app.work.delay(f"{name}-free"), Fate.RAN).state == "SUCCESS"
 
     held = inspection.find_task(app.app, holder.id)
