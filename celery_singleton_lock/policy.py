@@ -18,9 +18,6 @@ from .option_names import other_value, suggestion, unknown_option
 
 _E = TypeVar("_E", bound=StrEnum)
 
-# Seconds: the default ``max_wait`` up to version 0.2. Its publishers write it into messages though
-# no user has set it.
-_FORMER_MAX_WAIT: Final = 3600.0
 # Seconds. A lease is renewed every ttl/3 with a timeout of ttl/6, so one slow reply would lose a
 # shorter lease.
 MIN_TTL: Final = 0.3
@@ -343,8 +340,7 @@ class OnConflict:
 
     def to_header(self) -> str | dict[str, Any]:
         """The form in a message; :meth:`of` reads it."""
-        # Retry is written in full, because a worker of version 0.2 reads the name as an hour.
-        if self.action is not ConflictAction.RETRY and self == OnConflict.of(self.action):
+        if self == OnConflict.of(self.action):
             return str(self.action)
         if self.action is ConflictAction.QUEUE:
             names = ACTIONS[self.action].options
@@ -664,7 +660,7 @@ def _rule(
     if not named and base.unique is Unique.UNTIL_START:
         return base.on_conflict
     if given.action is ConflictAction.RETRY:
-        if named and given.max_wait not in (None, _FORMER_MAX_WAIT):
+        if named and given.max_wait is not None:
             raise ValueError(
                 f"{cause} with max_wait={given.max_wait:g}: the one waiting call "
                 "represents all others, so it waits as long as it takes. Drop max_wait"

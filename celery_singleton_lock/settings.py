@@ -104,8 +104,8 @@ class Settings:
         connection_options: Options of the store's client (TLS, Sentinel).
         prefix: A part of every key; apps with the same prefix share locks.
         global_keyprefix: The beginning of every key, in front of ``csl:``.
-        other_keyprefixes: What is there instead in workers of a version before, or in those of this
-            app without ``singleton_lock_global_keyprefix``.
+        other_keyprefixes: What may be there in workers of this app whose configuration differs:
+            nothing, or the broker's prefix where ``singleton_lock_global_keyprefix`` is set.
         policy: The defaults of this app's tasks.
         off_by: What has switched the locks of all tasks off; empty: nothing has.
         fence_base: Fences are above this number.

@@ -224,8 +224,6 @@ class Record:
         """
         kind, token, fence, holder = value.split(" ", 3)
         is_claim, task = kind == Kind.CLAIM, token.partition("|")[0]
-        if task == HANDOFF_TASK:
-            holder = "{}"  # the scripts of version 0.2 write English words as the task id
         return cls(
             key=key,
             kind=Kind(kind),

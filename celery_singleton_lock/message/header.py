@@ -1,7 +1,8 @@
 """This library's message header, written by the publisher and read as a ``Delivery`` by the worker.
 
 Brokers and foreign publishers may change the header. Values that this library does not write are
-ignored: they are never trusted and never cause an error.
+ignored: they are never trusted and never cause an error. The exception is a version that is newer
+than `VERSION`: its message is requeued as it is.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from ..policy import CALL_OPTIONS, OnConflict, plain
 
 #: The name of this library's message header, whose value is an object.
 HEADER: Final = "singleton_lock"
+#: The version of the header that this release writes: the field ``version``. A later release whose
+#: header means something else writes a higher number. A worker that reads one requeues the message
+#: unread, for a worker that can. A header without the field has version 1.
+VERSION: Final = 1
 #: Message header of runs sent by this library's beat schedulers: the due time in ISO 8601 and UTC.
 #: The task reads it as ``self.request.singleton_scheduled_at``.
 SCHEDULED_AT_HEADER: Final = "singleton_scheduled_at"
@@ -65,7 +70,7 @@ class Delivery:
         sequence: Number of requeues of this attempt; only the newest copy counts.
         tries: Number of consecutive conflicts, for the backoff.
         since: Time of the first of these conflicts, in seconds since the epoch; None: none.
-        last: Time of the last of these conflicts; None: none, or an older version has copied it.
+        last: Time of the last of these conflicts; None: none.
         losses: Number of requeues of this task after a lost lease.
         options: The policy's options that the call set; None: none.
         claim: The header's claim, not validated.
@@ -75,6 +80,7 @@ class Delivery:
         queue: The key in whose queue the call has its place, not validated; None: it has none.
         requeued: Number of attempts that Celery does not count: a message that a task publishes
             under its own id is its next attempt. The token's nesting is Celery's plus this number.
+        newer: The whole header, if a newer version of this library has written it; else None.
         is_plain: Whether the header has the message's id and call, and nothing more.
     """
 
@@ -91,6 +97,7 @@ class Delivery:
     called_at: float | None = None
     queue: Any = None
     requeued: int = 0
+    newer: Mapping[str, Any] | None = None
     is_plain: bool = field(default=True, compare=False)
 
     @classmethod
@@ -116,9 +123,13 @@ class Delivery:
         info = request.delivery_info
         started = bool(nesting or retries or (info and info.get("redelivered")))
         new = cls(token=token, started=started, requeued=requeued)
-        if token.call and len(header) == 2 and "id" in header:
+        version = header.get("version", VERSION)
+        if token.call and len(header) == 3 and version == VERSION and "id" in header:
             return new  # most messages
         new.is_plain = False
+        if type(version) is int and version > VERSION:
+            new.newer = header
+            return new
         new.options, new.claim = options_of(header.get("options")), header.get("claim")
         new.period = header.get("period")
         new.called_at = moment(header.get("called_at"))
@@ -150,8 +161,11 @@ class Delivery:
 
     def header(self) -> dict[str, Any]:
         """The header of the next copy; :meth:`of` reads it."""
+        if self.newer is not None:
+            return dict(self.newer)
         rare = {"period": self.period, "called_at": self.called_at, "queue": self.queue}
         return {name: value for name, value in rare.items() if value} | {
+            "version": VERSION,
             "id": self.token.task_id,
             "call": self.token.call,
             "attempt": f"{self.token.nesting}.{self.token.retries}",
@@ -170,7 +184,7 @@ class Delivery:
         """The header of the next attempt of the same call."""
         header = self.header()
         kept = {name: value for name in _OF_THE_CALL if (value := header.get(name))}
-        return {"id": header["id"], "call": header["call"], **kept}
+        return {"version": VERSION, "id": header["id"], "call": header["call"], **kept}
 
 
 def header_of(message: Mapping[str, Any], task_id: str) -> Mapping[str, Any]:
@@ -245,7 +259,7 @@ def add_header(
         # The worker parent retries the task of a lost child (`Task.retry_on_worker_lost`).
         header = {**earlier, "call": call_of(earlier)}
     else:
-        header = {"id": task_id, "call": os.urandom(4).hex()}
+        header = {"version": VERSION, "id": task_id, "call": os.urandom(4).hex()}
     if options is not None:
         header["options"] = plain(options)
     elif earlier and earlier.get("options"):
@@ -268,7 +282,7 @@ def _within(running: Any, message: Mapping[str, Any], task_id: str) -> dict[str,
     delivery = Delivery.of(request)
     token = delivery.token
     before = request.__dict__.get(PUBLISHED, {}).get(task_id, 0)
-    header: dict[str, Any] = {"id": task_id}
+    header: dict[str, Any] = {"version": VERSION, "id": task_id}
     # A plain task has no call; a task that replaces it (`self.replace`) has its id, and is a call.
     is_plain = not token.call and not hasattr(running, "singleton_policy")
     if before or task_id != token.task_id or is_plain:

@@ -167,9 +167,6 @@ class Publication(Call):
         if answers:
             return answer(self, claim, existing)
         if claim.is_period:
-            # The options make a worker of an older version, which would run it, log a warning.
-            terms = {"unique": str(claim.unique), "unique_for": claim.unique_for}
-            self.header["options"] = {**self.header.get("options", {}), **terms}
             self.header["period"] = claim.key
         else:
             beside = replace(claim, duplicate=True, arguments=None)

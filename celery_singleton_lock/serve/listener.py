@@ -20,8 +20,6 @@ logger = logging.getLogger("celery_singleton_lock")
 _TYPE: Final = "singleton-"
 # The type of the event in which a worker reports the number of events that it could not send.
 _DROPPED: Final = f"{_TYPE}events-dropped"
-# The worker events that a list has for monitors of earlier versions, if it begins with counts.
-_COPIES: Final = frozenset(f"{_TYPE}{name}" for name in COUNTED)
 # The number of workers whose last event is remembered. Containers get a new name at each start.
 _MOST_WORKERS: Final = 1000
 # The routing key of a worker event is its type with dots, that of a list ``singleton.multi``.
@@ -93,7 +91,7 @@ class Listener:
                 return
             else:
                 self._take_counts(counts)
-                events = [one for one in events[1:] if one.get("type") not in _COPIES]
+                events = events[1:]
         except Exception:
             logger.exception("singleton serve: can't read the worker events %.200r", body)
             return

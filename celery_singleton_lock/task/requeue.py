@@ -39,6 +39,8 @@ Pace = tuple[float, float]
 SHORTLY: Final[Pace] = (0.05, 1.0)
 #: For started work with another holder, for twins, for a lost lease, and for an unreachable store.
 AGAIN: Final[Pace] = (1.0, 30.0)
+#: For a message of a newer version: another worker of its queue, which can read it, should get it.
+FOR_ANOTHER_WORKER: Final[Pace] = (4.0, 4.0)
 # Properties of a delivery that the transport or Celery writes again.
 _WRITTEN_AGAIN: Final = frozenset(
     ("application_headers", "body_encoding", "delivery_info", "delivery_tag")

@@ -86,10 +86,10 @@ from ..core.store import (
     ReleaseReply,
 )
 from ..core.waiter import Waiter
-from ..errors import LockConflict, StoreError, StoreUnavailable
+from ..errors import LockConflict, SingletonLockError, StoreError, StoreUnavailable
 from ..instrumentation.sentry import close_check_in
 from ..message.claim import JOINED, TASK_RUN, Claim
-from ..message.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce
+from ..message.header import HEADER, UNNAMED_KEY, VERSION, Delivery, is_unnamed, mint_nonce
 from ..message.skipped import skipped_value
 from ..message.times import seconds_until
 from ..policy import ACTIONS, OnLost, OnStoreError, Policy
@@ -102,7 +102,7 @@ from .interrupt import Body, is_loss
 from .period import Period
 from .queue import Queue, leave
 from .replace import NewestArguments
-from .requeue import AGAIN, Pace, publish_copy, why_not
+from .requeue import AGAIN, FOR_ANOTHER_WORKER, Pace, publish_copy, why_not
 from .run_feature import Ending, Feature
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -232,6 +232,8 @@ class TaskRun:
             self.entered = True
             return (task.singleton_base_call or task.run)(*args, **kwargs)
 
+        if self.delivery.newer is not None:
+            self._refuse_newer(self.delivery.newer)
         if not self.policy.enabled:
             # A claim and a place in a queue that the message has from before end with the task.
             return body()
@@ -330,6 +332,25 @@ class TaskRun:
     def computed_key(self) -> str:
         """The key of the arguments. `key` differs from it if another key's queue has the call."""
         return self.runtime.keyspace.lock(self.task.singleton_scope, self._rest or "")
+
+    def _refuse_newer(self, header: Mapping[str, Any]) -> NoReturn:
+        """Requeue a message with the header of a newer version, unread, for a worker that reads it.
+
+        Raises:
+            Ignore: The message was requeued.
+            SingletonLockError: It can't be requeued.
+        """
+        self._state = _State.SETTLED
+        text = (
+            f"{self.task.name}[{self.request.id}] was sent by a newer version of "
+            f"celery-singleton-lock: its message has version {header['version']}, and this worker "
+            f"reads messages up to version {VERSION}. Upgrade this worker"
+        )
+        if (reason := why_not(self.task, self.request)) is not None:
+            raise SingletonLockError(f"{text}. The message is not requeued: {reason}")
+        logger.error("singleton: %s. The message is requeued for a worker that can read it", text)
+        self._requeue(self.delivery, FOR_ANOTHER_WORKER, "newer message", None)
+        raise AssertionError("a requeue without an end")
 
     # --- before the body -------------------------------------------------------------------------
 
@@ -624,6 +645,8 @@ class TaskRun:
         longest = self.runtime.settings.longest_countdown
         delay = delay if longest is None else min(delay, longest)
         delay = publish_copy(self.task, self.request, copy.header(), delay)
+        if copy.newer is not None:
+            return round(delay, 3)  # its sequence can't be read, so the copy has the same
         try:
             queued = claims.queued(self, claim, delay) if claim else None
             self._mark(MarkerState.WAITING, copy.sequence, delay, queued)

@@ -1,8 +1,7 @@
 """A look for leases of this app's tasks under another ``global_keyprefix``.
 
-Versions before 0.3 ignored the prefix, so during the upgrade an old and a new worker have different
-keys for one resource. The same happens when the prefix changes, or when it is set in one process
-and not in another.
+When the prefix changes, or is set in one process and not in another, two workers of one deployment
+have different keys for one resource.
 
 Non-guarantees
     The look is bounded: it finds what is under the prefixes in `Settings.other_keyprefixes`, if

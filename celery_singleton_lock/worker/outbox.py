@@ -5,10 +5,6 @@ Overview
     Celery buffers its own task events. Receivers of Celery 4 or newer know such lists. The list of
     this library's events begins with the counts of the others.
 
-    Monitors of earlier versions know no counts. For them the list ends with one event for each that
-    was counted, with the mean of its row, and without key, id and lease. A monitor that reads the
-    counts skips these.
-
 Guarantees
     The memory is bounded: events that exceed it are dropped, and their number is an event. Counts
     are never dropped.
@@ -25,16 +21,13 @@ from typing import Any, Final
 from celery.events import group_from
 from kombu.utils.uuid import uuid
 
-from ..core.events import EventName
-from ..instrumentation.counts import COUNTED, COUNTS, Counts
+from ..instrumentation.counts import COUNTS, Counts
 from ..instrumentation.worker_events import dropped_events
 
 logger = logging.getLogger("celery_singleton_lock")
 
 # Bytes of single events, which have about 400 each.
 _MOST_BYTES: Final = 1 << 20
-# A list would be too long for its receivers if it had the events of an outage of minutes.
-_MOST_COPIES: Final = 10_000
 
 #: Gives an event the fields that Celery's events have: takes its type and its own fields.
 Stamp = Callable[[str, dict[str, Any]], dict[str, Any]]
@@ -80,21 +73,5 @@ class Outbox:
         rows = list(self._counts.rows())
         for kind, fields in [(COUNTS, {"uuid": uuid(), "counts": rows}), *self._singles, *dropped]:
             groups.setdefault(group_from(kind), []).append(json.dumps(stamp(kind, fields)))
-        groups[group_from(COUNTS)] += _copies(rows, stamp)
         for group, events in groups.items():
             yield f"{group}.multi", f"[{','.join(events)}]"
-
-
-def _copies(rows: Iterable[tuple[str, str, float, int]], stamp: Stamp) -> list[str]:
-    """The events that were counted, for monitors of earlier versions."""
-    copies: list[str] = []
-    for event, task, seconds, times in rows:
-        about = {"uuid": "", "key": "", "lease": "", "holder": "", "name": task}
-        fields = stamp(f"singleton-{event}", {**about, COUNTED[EventName(event)]: seconds})
-        # Each has another microsecond: earlier versions take two events of one time for one that
-        # was sent twice.
-        begin, first = int(fields.pop("timestamp") * 1e6), len(copies)
-        text = json.dumps(fields).removesuffix("}")
-        numbers = range(first, min(first + times, _MOST_COPIES))
-        copies += [f'{text},"timestamp":{begin + number}e-6}}' for number in numbers]
-    return copies

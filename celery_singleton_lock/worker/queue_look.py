@@ -148,11 +148,7 @@ class QueueLook:
             )
 
     def _hint_again(self, hint: Hint, message: StoredMessage | None) -> None:
-        """Publish a call again, unless it has ended, and its worker has not told the store.
-
-        A worker of an older version does not even tell it that a call has begun. Such a call runs
-        again if its caller has chosen its id: the result may be that of an earlier call.
-        """
+        """Publish a call again, unless it has ended, and its worker has not told the store."""
         task_id = Token.task_id_of(hint.task)
         is_doubtful = hint.has_begun or (hint.copies > 1 and is_random(task_id))
         if message is None or not is_doubtful:

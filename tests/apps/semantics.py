@@ -4,8 +4,9 @@ Most tasks have the key ``{name}`` in the scope ``names``, so that each excludes
 name, whatever its own policy is. A body that is given a gate (`tests.apps.gate`) ends when its test
 opens that.
 
-Its environment: BROKER_URL, RESULT_URL, JOURNAL; EAGER=1; WITHOUT, a protection to take out, for
-the tests that must fail then: ``early-release`` or ``attempts``.
+Its environment: BROKER_URL, RESULT_URL, JOURNAL; EAGER=1; NEWER=1, a worker of the next version;
+WITHOUT, a protection to take out, for the tests that must fail then: ``early-release`` or
+``attempts``.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation
+from celery_singleton_lock.message import header
 from celery_singleton_lock.message.header import Delivery
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.run import TaskRun
@@ -69,6 +71,8 @@ def without_attempts() -> None:
 
 if protection := os.environ.get("WITHOUT"):
     {"early-release": without_early_release, "attempts": without_attempts}[protection]()
+if "NEWER" in os.environ:
+    header.VERSION += 1  # type: ignore[misc]
 
 
 @cache

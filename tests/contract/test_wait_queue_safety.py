@@ -183,17 +183,14 @@ def test_operators_see_that_it_has_no_holder(scene: Scene) -> None:
     assert reserved.key not in dict(scene.store.foreign_keys(EVERY_NAME))
 
 
-def test_its_value_is_a_code_that_both_versions_read(scene: Scene) -> None:
-    """A worker of version 0.2 reads the task of the token as the holder's id."""
+def test_its_value_is_a_code(scene: Scene) -> None:
     reserved = scene.reserved()
     value = (scene.raw.get(reserved.key) or b"").decode()
     assert value == f"r %waiter|0.0|{reserved.handoff} 0 {{}}"
-    former = value.replace("{}", '{"task_id":"whoever has waited longest (kept for 0.5 s)"}')
-    read, read_former = (Record.parse(reserved.key, text, 0.5) for text in (value, former))
-    assert read == read_former
+    read = Record.parse(reserved.key, value, 0.5)
     assert str(read.holder) == "the client that has waited longest, for which the key is reserved"
     assert read.holder.for_error()["task_id"] == "%waiter"
-    assert HeldKey.of(read_former).task_id == ""
+    assert HeldKey.of(read).task_id == ""
 
 
 def test_an_operator_frees_it_like_any_other(scene: Scene) -> None:

@@ -112,7 +112,7 @@ def test_after_a_restart_on_the_same_host_each_job_runs_at_its_redelivery(
 def test_without_the_proof_the_redelivered_job_waits_for_the_ttl(
     crash: ModuleType, worker: StartWorker, journal: Journal, redis_client: redis.Redis
 ) -> None:
-    """The protection taken out: the holder wrote no identity, as an older version's."""
+    """The protection taken out: the holder wrote no identity."""
     process = worker(CRASH, concurrency=1, env={"UNKNOWN_PROCESS": "1", **NO_SWEEP})
     crash.late.delay("k0", "end")
     journal.wait_for_starts(1)

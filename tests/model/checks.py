@@ -121,8 +121,6 @@ CHECKS = (
     Check("queue, late: joins at a worker, 1 fault", _QUEUE, ("FAULTS=1", "DIRECT", "LATE")),
     Check("queue, early: a call is taken out", _QUEUE, ("FAULTS=0", "OPERATOR")),
     Check("queue, late: the same, 1 fault", _QUEUE, ("FAULTS=1", "OPERATOR", "DIRECT", "LATE")),
-    Check("queue, early: beside an older worker", _QUEUE, ("FAULTS=0", "OLDER")),
-    Check("queue, late: beside an older worker", _QUEUE, ("FAULTS=0", "OLDER", "LATE")),
     Check("queue, early: a loss", _QUEUE, ("FAULTS=0", "LOSS")),
     Check("queue, late: a loss", _QUEUE, ("FAULTS=0", "LOSS", "LATE")),
     *(
@@ -131,7 +129,6 @@ CHECKS = (
             ("early: every call ends, 1 fault", ("FAULTS=1", "LIVENESS")),
             ("late: every call ends, 1 fault", ("FAULTS=1", "LIVENESS", "LATE")),
             ("late: begins once, and ends", ("FAULTS=1", "LIVENESS", "LATE", "BOUNDED")),
-            ("late: ends beside an older worker", ("FAULTS=0", "LIVENESS", "LATE", "OLDER")),
             ("early: ends when one is taken out", ("FAULTS=0", "LIVENESS", "OPERATOR")),
             ("early: its head is hinted", ("FAULTS=1", "HINTS")),
             ("early: a foreign release is noticed", ("FAULTS=0", "UNNOTICED")),

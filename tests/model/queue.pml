@@ -15,8 +15,6 @@
  *  9 a call that has raised never begins.
  * 10 a foreign release, of which the queue is not notified, does not stop it.
  * 13 a call that was taken out has a result, or has raised.
- * 15 beside a worker of the version before, which knows no queue: 1, 3, 6, 7, and every call ends.
- *    Two, four and eight hold of the other worker; the older one may run a call out of order, and again.
  * And a hint that a dead child had yet to publish stands in its note, for its parent.
  *
  * Non-guarantees. A loss of the store's last writes: 2, 3, 4, 8 and 9 are void from then on; the others
@@ -33,7 +31,7 @@
  * of a lease that is held is in lease.pml as well. A third identical copy of a message is not kept.
  * Numbers begin again when the queue is empty, which only bounds them. LATE: messages are acknowledged
  * late. DIRECT: the first call is sent without a join, as by another publisher, and so joins at a worker.
- * OPERATOR: an operator takes a call out. OLDER: once, a worker of the version before runs a call.
+ * OPERATOR: an operator takes a call out.
  *
  * Failure handling. FAULTS bounds, together: a publisher or worker that dies at any step, a join or end
  * without a reply, a publish that the broker refuses, a lost message. With LOSS the store also loses an
@@ -73,7 +71,6 @@
 #define ENDING 5 /* the result is stored */
 #define HINTING 6 /* the key is free; publishing the hint of the reply is next */
 #define CLOSING 7 /* storing that the call was lost is next */
-#define OLD_BODY 8
 
 /* Where a publisher is. */
 #define MAKING 0
@@ -124,7 +121,7 @@ byte noted[2]; /* the hint that a child owes */
 byte faults = FAULTS;
 bit lost, foreigner;
 byte removing = NO_CALL;
-bit operated, older;
+bit operated;
 byte v;
 
 /* What has happened. */
@@ -147,7 +144,7 @@ bit once[4]; /* the attempt has begun, acknowledged early */
 #else
 #define OWNS (key == me + 1)
 #endif
-#define RUNS(j) (w[j].at == BODY || w[j].at == OLD_BODY)
+#define RUNS(j) (w[j].at == BODY)
 #define MYC w[me].c
 #define FAULT faults > 0 -> faults--
 
@@ -422,11 +419,6 @@ end:
   :: d_step { w[me].at == IDLE && noted[me] != NO_CALL ->
       if :: state[noted[me]] == HINTED -> publish(noted[me], stored[noted[me]]) :: else fi;
       noted[me] = NO_CALL }
-#ifdef OLDER
-  /* A worker of the version before runs a call and releases the key, no more. [environment] */
-  :: d_step { w[me].at == ARRIVED && key == FREE && !older -> older = 1; key = me + 1; w[me].at = OLD_BODY; verify() }
-  :: d_step { w[me].at == OLD_BODY -> if :: key == me + 1 -> key = FREE :: else fi; leave(); verify() }
-#endif
   od
 }
 

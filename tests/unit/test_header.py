@@ -125,14 +125,6 @@ def test_the_next_attempt_keeps_the_calls_options_and_nothing_else() -> None:
     assert read == Delivery(token=Token("t-1", 0, 1, "m"), started=True, options={"ttl": 30})
 
 
-@pytest.mark.parametrize("rule", ["retry", OnConflict.retry()], ids=repr)
-def test_a_call_that_never_gives_up_says_so_to_a_worker_of_version_0_2(rule: Any) -> None:
-    """That worker reads the bare name as a bound of an hour."""
-    header = add_header({}, task_id="t-1", options={"on_conflict": rule})
-    written = {"action": "retry", "delay": 1.0, "max_delay": 60.0, "max_wait": None}
-    assert {name: header["options"]["on_conflict"][name] for name in written} == written
-
-
 def test_a_calls_options_travel_as_plain_values() -> None:
     from datetime import timedelta
 
@@ -176,7 +168,13 @@ def test_a_header_that_was_passed_on_to_another_message_is_not_read() -> None:
     assert (passed_on.token.call, passed_on.started, passed_on.sequence) == ("", False, 0)
     new = add_header({"headers": {HEADER: header}}, task_id="new", options=None)
     assert new["call"] != "c"
-    assert set(new) == {"id", "call"}
+    assert set(new) == {"version", "id", "call"}
+
+
+@pytest.mark.parametrize("version", [True, "2", 1.5, None, -1, 0], ids=repr)
+def test_a_version_that_is_none_is_not_a_newer_one(version: Any) -> None:
+    read = Delivery.of(request({"version": version, "id": "t-1", "call": "c", "period": "p"}))
+    assert (read.newer, read.token.call, read.period) == (None, "c", "p")
 
 
 @pytest.mark.parametrize(

@@ -445,12 +445,6 @@ def test_a_layer_that_takes_it_back_gets_the_rule_as_it_was_said(unique: Any, ru
     assert layered({"on_conflict": bounded}, until_start, back).on_conflict.max_wait == 7
 
 
-def test_a_wait_of_the_former_default_is_taken_for_one_that_was_not_given() -> None:
-    """A publisher of version 0.2 writes it; with an error the worker would ignore all options."""
-    made = policy(unique="until_start", on_conflict=OnConflict.retry(max_wait=3600))
-    assert made.on_conflict == FOR_EVER
-
-
 def test_how_long_a_claim_stands_is_said_by_the_highest_layer() -> None:
     made = layered({"unique_for": 10}, {"unique_for": timedelta(seconds=20)}, {"unique_for": 0.5})
     assert made.unique_for == 0.5

@@ -35,7 +35,7 @@ from celery_singleton_lock.core.store import (
     ReleaseReply,
 )
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.message.header import NONCE_KEY
+from celery_singleton_lock.message.header import HEADER, NONCE_KEY, VERSION
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import run as run_module
@@ -202,6 +202,27 @@ def test_what_becomes_of_a_lost_body_is_decided_once(monkeypatch: pytest.MonkeyP
     trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
     app.close()
     assert seen == [True, True]
+
+
+def test_a_newer_message_that_cannot_be_requeued_fails_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_module, "why_not", lambda *_: "it came by a fanout exchange")
+    app = Celery("newer", broker="memory://", set_as_current=False)
+    Runtime.install(app, Runtime(app, store=MemoryStore(ManualClock()), clock=ManualClock()))
+
+    @singleton_task(app=app, name="work", shared=False)
+    def work() -> None: ...
+
+    trace = build_tracer("work", app.tasks["work"], app=app)
+    header = {"version": VERSION + 1, "id": "t", "call": "c"}
+    request = {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1", HEADER: header}
+    found = trace("t", [], {}, request).info
+    app.close()
+    assert found.state == "FAILURE"
+    assert f"version {VERSION + 1}" in str(found.retval)
+    assert f"up to version {VERSION}" in str(found.retval)
+    assert "it came by a fanout exchange" in str(found.retval)
 
 
 def test_a_message_that_is_requeued_for_an_unresponsive_store_releases_its_token_once(
