@@ -87,7 +87,7 @@ load: $(DEV_READY)  ## many tasks, kills and leases; the real numbers with ARGS=
 	$(BIN)/python -m tests.load $(ARGS)
 
 .PHONY: chaos
-chaos: $(DEV_READY)  ## the fault campaign: ARGS="--minutes 30 --seed 7", or ARGS="--twins"
+chaos: $(DEV_READY)  ## the fault campaign: ARGS="--minutes 30 --seed 7", or ARGS="--variants"
 	$(BIN)/python -m tests.chaos $(ARGS)
 
 .PHONY: mutants

@@ -10,7 +10,7 @@ import logging
 from functools import lru_cache
 from typing import Any
 
-from .core.key import PER_TASK, can_be_rest
+from .core.key import PER_TASK, can_be_key_suffix
 from .errors import LockKeyError
 from .option_names import is_mistyped
 from .runtime import Runtime
@@ -45,7 +45,7 @@ def refuse_foreign_key(
     tasks = runtime.scopes.get(scope)
     if tasks is None:
         _look_for_typo(runtime, scope, where, is_claim)
-    elif not any(can_be_rest(spec, key) for spec in map(_spec_of, tasks)):
+    elif not any(can_be_key_suffix(spec, key) for spec in map(_spec_of, tasks)):
         task = tasks[0]
         raise LockKeyError(
             f"{where}: no call of {task.name} has this key: {_form_of(_spec_of(task))}. "

@@ -75,7 +75,7 @@ from ..core.heartbeat import interval_of, timeout_for
 from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Token
 from ..core.outages import Outages
-from ..core.store import Acquire, Authorization, AuthorizeTick, Refused, Release
+from ..core.store import Acquire, Authorization, AuthorizeRun, Refused, Release
 from ..errors import SettingsError, StoreError, StoreUnavailable
 from ..runtime import Runtime
 
@@ -206,7 +206,7 @@ class Election:
                     self.last_runs[entry] = at
         return unknown
 
-    def authorize_tick(self, entry: str, at: float) -> bool:
+    def authorize_run(self, entry: str, at: float) -> bool:
         """Whether this process may send the tick of ``entry`` that was due ``at``; at most once.
 
         False: this process does not lead, or has resigned just now.
@@ -306,7 +306,7 @@ class Election:
         return Acquire(slots=(self.key,), token=token, holder=holder, ttl=self.ttl)
 
     def _swap(self, lease: Lease, entry: str, expected: str | None, new: str) -> Authorization:
-        tick = AuthorizeTick(
+        tick = AuthorizeRun(
             leader=lease.key,
             token=lease.token,
             entry=Keyspace.last_run(lease.key, entry),
@@ -315,7 +315,7 @@ class Election:
             ttl=_LAST_RUN_TTL,
         )
         self._unsure[entry].add(new)  # until a reply shows the stored text
-        return self._ask(self._locker.store.authorize_tick, tick)
+        return self._ask(self._locker.store.authorize_run, tick)
 
     def _read(self, entries: list[str]) -> list[str | None]:
         keys = [Keyspace.last_run(self.key, entry) for entry in entries]

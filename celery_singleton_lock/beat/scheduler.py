@@ -212,7 +212,7 @@ class LeaderMixin(Scheduler):
 
     def authorize(self, entry: ScheduleEntry, at: datetime) -> None:
         """Make ``at`` the stored last run of ``entry``, or end this round of :meth:`tick`."""
-        if not self._election.authorize_tick(_name(entry), at.timestamp()):
+        if not self._election.authorize_run(_name(entry), at.timestamp()):
             raise _NoTick
 
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:

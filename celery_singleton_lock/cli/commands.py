@@ -219,8 +219,8 @@ def show(ctx: click.Context, key: str, as_json: bool) -> None:
 def explain(ctx: click.Context, /, task_id: str, timeout: float, as_json: bool) -> None:
     """Say why the task of this id ran, did not run, or has not run yet.
 
-    From the result backend, the lease, the claim, the markers and the workers. Exit status 1 if
-    none of them knows the id.
+    From the result backend, the lease, the claim, the completion records and the workers. Exit
+    status 1 if none of them knows the id.
     """
     task_id = _task_id(ctx.obj.app, task_id)
     with progress(ctx.obj.app):
@@ -295,7 +295,7 @@ def cancel(
     # The last one first: the end of the call at the head publishes the call behind it.
     for call in reversed(calls if not dry_run else []):
         try:
-            cancelled[call.name] = inspection.cancel(app, call, reason=reason)
+            cancelled[call.call_id] = inspection.cancel(app, call, reason=reason)
         except SingletonLockError:
             raise
         except Exception as exc:
@@ -303,13 +303,13 @@ def cancel(
             raise click.ClickException(f"{text}. Cancel it again") from exc
     if as_json:
         rows = [
-            {**row_of_call(call), "cancelled": cancelled.get(call.name, False)} for call in calls
+            {**row_of_call(call), "cancelled": cancelled.get(call.call_id, False)} for call in calls
         ]
         click.echo(json.dumps(rows, indent=2))
     elif dry_run and calls:
         click.echo(f"{calls_table(calls)}\nnothing is cancelled: --dry-run")
     for call in calls if not (as_json or dry_run) else ():
-        done = cancelled[call.name]
+        done = cancelled[call.call_id]
         outcome = "cancelled" if done else "not cancelled, it runs or has left the queue:"
         click.echo(f"{outcome} {shown(call.task_id)}", err=not done)
     missing = sorted(wanted - {call.task_id for call in calls}) if task_ids else []

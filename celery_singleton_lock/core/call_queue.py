@@ -44,7 +44,7 @@ class Hint:
 
     Attributes:
         key: The lock key.
-        task: The call (``Token.task``).
+        call_id: The call (``Token.call_id``).
         copies: How often its message was published.
         begins: How often a run has begun by this message.
         message: Its message; empty: the store has none.
@@ -52,7 +52,7 @@ class Hint:
     """
 
     key: str
-    task: str
+    call_id: str
     copies: int
     begins: int
     message: bytes
@@ -147,8 +147,8 @@ class Remove:
         ended_ttl: Seconds for which the store remembers that the call has ended.
         sequence: How often the message that has ended was requeued. A later copy that has joined
             keeps the place. None: no copy of the attempt does.
-        first_open: The retries of the first attempt that may still come to this key; None: none
-            may.
+        may_return_from: The retries of the first attempt that may still come to this key; None:
+            none may.
         only_unbegun: Whether the call keeps its place if an attempt of it has begun.
     """
 
@@ -156,7 +156,7 @@ class Remove:
     token: Token
     ended_ttl: float
     sequence: int | None = None
-    first_open: int | None = None
+    may_return_from: int | None = None
     only_unbegun: bool = False
 
 
@@ -181,7 +181,7 @@ class CallQueue(ABC):
         """
 
     @abstractmethod
-    def position(self, key: str, task: str, /, *, timeout: float) -> int | None:
+    def position(self, key: str, call_id: str, /, *, timeout: float) -> int | None:
         """How many calls are before this one in the queue of ``key``; None: it has no place."""
 
     @abstractmethod
@@ -248,7 +248,7 @@ class CallQueue(ABC):
         """
 
     @abstractmethod
-    def leave(self, key: str, task: str, /, *, timeout: float) -> Removal | Hint:
+    def leave(self, key: str, call_id: str, /, *, timeout: float) -> Removal | Hint:
         """Make a call that is not running leave. It never begins, and keeps the queue waiting.
 
         Returns:

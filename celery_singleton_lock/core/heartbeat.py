@@ -68,7 +68,7 @@ from .events import EventName, Events
 from .key import Keyspace
 from .lease import Lease, Loss, LossReason, Token, reason_of_loss, trust_of
 from .outages import Outages
-from .store import Call, Renewal, Store
+from .store import NewestCall, Renewal, Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -192,7 +192,7 @@ class Heartbeat:
         self._leases.pop(lease, None)
         lease.end()
 
-    def watch(self, lease: Lease, within: float, on_newest: Callable[[Call], None]) -> None:
+    def watch(self, lease: Lease, within: float, on_newest: Callable[[NewestCall], None]) -> None:
         """Look every ``within`` seconds for the newest call of the key, until the lease ends.
 
         Args:
@@ -566,7 +566,7 @@ class _Watch:
     """See `Heartbeat.watch`. ``due`` is the time of the next look."""
 
     within: float
-    on_newest: Callable[[Call], None]
+    on_newest: Callable[[NewestCall], None]
     due: float
 
 

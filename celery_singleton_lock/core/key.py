@@ -89,15 +89,16 @@ _CLAIM: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Keyspace:
-    """The names in the store: ``<global prefix>csl:{<prefix>:<shard>}:<scope>:<rest>``.
+    """The names in the store: ``<global prefix>csl:{<prefix>:<shard>}:<scope>:<suffix>``.
 
-    The braces are a Redis Cluster hash tag: a lease, its fence counter, marker, claim and wait
-    queue are on one node, so one script may access all of them. The names beside a lease contain a
-    '|' before their first ':'. A quoted scope contains none, so no scope can produce such a name.
+    The braces are a Redis Cluster hash tag: a lease, its fence counter, completion record, claim
+    and wait queue are on one node, so one script may access all of them. The names beside a lease
+    contain a '|' before their first ':'. A quoted scope contains none, so no scope can produce such
+    a name.
 
     Attributes:
         global_prefix: Celery's ``global_keyprefix``. It contains no braces, which would be another
-            hash tag, and no ``#`` or ``%``, which have a meaning in the rest of a name.
+            hash tag, and no ``#`` or ``%``, which have a meaning in the suffix.
         start: The beginning of all names, up to the number of the shard.
     """
 
@@ -110,9 +111,9 @@ class Keyspace:
         # Joined once: each call of a task computes a key.
         object.__setattr__(self, "start", f"{self.global_prefix}csl:{{{self.prefix}:")
 
-    def lock(self, scope: str, rest: str) -> str:
-        """The key of the lease on ``rest`` in ``scope``."""
-        name = f"{quote_scope(scope)}:{_printable(rest)}"
+    def lock(self, scope: str, suffix: str) -> str:
+        """The key of the lease on ``suffix`` in ``scope``."""
+        name = f"{quote_scope(scope)}:{_printable(suffix)}"
         shard = 0 if self.shards == 1 else zlib.crc32(name.encode()) % self.shards
         return f"{self.start}{shard}}}:{name}"
 
@@ -177,14 +178,14 @@ class Keyspace:
         return f"{shard}}}:freed|{name}"
 
     @staticmethod
-    def marker(key: str, attempt: str) -> str:
-        """The marker of one attempt of a task (``attempt`` is a token without its nonce)."""
+    def completion(key: str, attempt: str) -> str:
+        """The completion record of an attempt, which is a token without its nonce."""
         return f"{Keyspace.shard(key)}:done|{attempt}"
 
     @staticmethod
-    def arguments(claim: str, task: str) -> str:
-        """The newest arguments of the message that ``Token.task`` names, beside its ``claim``."""
-        return f"{claim.replace('}:claim|', '}:args|', 1)}|{task}"
+    def arguments(claim: str, call_id: str) -> str:
+        """The newest arguments of the message of a call (``Token.call_id``)."""
+        return f"{claim.replace('}:claim|', '}:args|', 1)}|{call_id}"
 
     @staticmethod
     def wait_queue(key: str) -> str:
@@ -204,13 +205,14 @@ class Keyspace:
         return f"{Keyspace.shard(key)}:number"
 
     @staticmethod
-    def ended(key: str, task: str) -> str:
-        """The marker of a call (``Token.task``) that has ended in the queue of ``key``.
+    def ended(key: str, call_id: str) -> str:
+        """The completion record of a call (``Token.call_id``) that has ended in the queue of
+        ``key``.
 
         Its next attempt may be in the queue of another key.
         """
         shard, _, name = key.partition("}:")
-        return f"{shard}}}:ended|{name}|{task}"
+        return f"{shard}}}:ended|{name}|{call_id}"
 
     @staticmethod
     def newest_call(key: str) -> str:
@@ -220,14 +222,14 @@ class Keyspace:
 
     @staticmethod
     def beside_acquire(key: str, attempt: str) -> list[str]:
-        """The keys beside ``key`` that an acquire accesses: fence counter, marker."""
+        """The keys beside ``key`` that an acquire accesses: fence counter, completion record."""
         # One method for all keys, here and below: one call per key would cost half as much again.
         shard = key[: key.index("}") + 1]
         return [f"{shard}:fence", f"{shard}:done|{attempt}"]
 
     @staticmethod
     def beside_release(key: str, attempt: str) -> list[str]:
-        """The keys beside ``key`` that a release accesses: marker, wait queue, handoff tokens."""
+        """The keys that a release accesses beside ``key``: completion, wait queue, handoffs."""
         shard, _, name = key.partition("}:")
         wait_queue = f"{shard}}}:line|{name.partition('#')[0]}"
         return [f"{shard}}}:done|{attempt}", wait_queue, f"{wait_queue}!"]
@@ -284,9 +286,9 @@ class Keyspace:
         start = self.start
         if not isinstance(name, str) or not name.startswith(start) or len(name) > _MAX_LOCK_CHARS:
             return False
-        number, _, rest = name[len(start) :].partition("}:")
+        number, _, suffix = name[len(start) :].partition("}:")
         is_shard = number.isascii() and number.isdigit() and int(number) < self.shards
-        return is_shard and "|" not in rest.partition(":")[0] and ":" in rest
+        return is_shard and "|" not in suffix.partition(":")[0] and ":" in suffix
 
     @staticmethod
     def shards_note(key: str) -> str:
@@ -324,11 +326,11 @@ def stored_names(text: str) -> set[str]:
     for key, end in ((text, ""), (base, hash_sign + slot)) if slot.isdecimal() else ((text, ""),):
         names.add(_printable(key) + end)
         for colon in re.finditer(":", key):
-            scope, rest = key[: colon.start()], key[colon.end() :]
+            scope, suffix = key[: colon.start()], key[colon.end() :]
             # The third form is that of a claim: "claim|<task>|<scope>".
             scopes = {scope, quote_scope(scope), "|".join(map(quote_scope, scope.split("|", 2)))}
-            rests = {rest, _printable(rest)}
-            names |= {f"{one}:{other}{end}" for one in scopes for other in rests}
+            suffixes = {suffix, _printable(suffix)}
+            names |= {f"{one}:{other}{end}" for one in scopes for other in suffixes}
     return names
 
 
@@ -414,7 +416,7 @@ def _is_open(function: Callable[..., Any]) -> bool:
 
 
 class KeyMaker:
-    """Computes the rest of a lock key from the arguments of a call.
+    """Computes the suffix of a lock key from the arguments of a call.
 
     Args:
         spec: The policy's ``key``.
@@ -423,16 +425,17 @@ class KeyMaker:
 
     Attributes:
         spec: The policy's ``key``.
-        rest_of: A function of args and kwargs: the key of this call, or None if a callable key says
-            "no lock for this call". It raises TypeError if the arguments don't fit the signature,
-            and LockKeyError if an argument has no JSON form, or the template or callable failed.
+        key_suffix: A function of args and kwargs: the key of this call, or None if a callable key
+            says "no lock for this call". It raises TypeError if the arguments don't fit the
+            signature, and LockKeyError if an argument has no JSON form, or the template or callable
+            failed.
 
     Raises:
         TypeError: ``spec`` has an unsupported type.
         ValueError: The template has no placeholder, or names an argument that does not exist.
     """
 
-    __slots__ = ("_binder", "_collector", "_dumps", "_signature", "rest_of", "spec")
+    __slots__ = ("_binder", "_collector", "_dumps", "_signature", "key_suffix", "spec")
 
     @property
     def names_all(self) -> bool:
@@ -454,7 +457,7 @@ class KeyMaker:
         # The name of the ``**`` parameter.
         self._collector = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
         self._dumps = dumps
-        self.rest_of = self._compile(spec)
+        self.key_suffix = self._compile(spec)
 
     def _compile(self, spec: KeySpec) -> Callable[[Sequence[Any], Mapping[str, Any]], str | None]:
         if spec is None:
@@ -571,16 +574,16 @@ def _check_name(name: str, signature: inspect.Signature, where: str) -> None:
     raise ValueError(f"{where} names {name!r}, which is no argument of the task (it has: {known})")
 
 
-def can_be_rest(spec: KeySpec, rest: str) -> bool:
-    """Whether a task with the ``key`` of this ``spec`` can have a key with this ``rest``.
+def can_be_key_suffix(spec: KeySpec, suffix: str) -> bool:
+    """Whether a task with the ``key`` of this ``spec`` can have a key with this ``suffix``.
 
-    ``rest`` is plain text, as `KeyMaker.rest_of` returns it. A callable may return any text.
+    ``suffix`` is plain text, as `KeyMaker.key_suffix` returns it. A callable may return any text.
     """
-    return callable(spec) or _rests_of(spec).fullmatch(rest) is not None
+    return callable(spec) or _suffixes_of(spec).fullmatch(suffix) is not None
 
 
 @lru_cache(maxsize=256)
-def _rests_of(spec: str | tuple[str, ...] | PerTask | None) -> re.Pattern[str]:
+def _suffixes_of(spec: str | tuple[str, ...] | PerTask | None) -> re.Pattern[str]:
     if isinstance(spec, PerTask):
         return re.compile(r"\*")
     if isinstance(spec, str):

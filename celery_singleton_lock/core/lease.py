@@ -96,7 +96,7 @@ class Token:
 
     A renewal and a release compare the whole token. An acquire derives from the two tokens how an
     arriving delivery relates to the holder. ``call`` distinguishes two calls with the same task id:
-    the second is not a twin of the first, and must not be dropped because the first is done.
+    the second is not a duplicate of the first, and must not be dropped because the first is done.
     """
 
     task_id: str
@@ -104,8 +104,8 @@ class Token:
     retries: int
     nonce: str
     call: str = ""
-    #: Task id and call, the same for all attempts and deliveries.
-    task: str = field(init=False, repr=False, compare=False)
+    #: ``<task id>+<call name>``, the same for all attempts and deliveries.
+    call_id: str = field(init=False, repr=False, compare=False)
     #: The token without its nonce, the same for all deliveries of one attempt.
     attempt: str = field(init=False, repr=False, compare=False)
     #: The whole token.
@@ -113,8 +113,8 @@ class Token:
 
     def __post_init__(self) -> None:
         name = _quoted(self.task_id)
-        self.task = f"{name}+{self.call}" if self.call else name
-        self.attempt = f"{self.task}|{self.nesting}.{self.retries}"
+        self.call_id = f"{name}+{self.call}" if self.call else name
+        self.attempt = f"{self.call_id}|{self.nesting}.{self.retries}"
         self.text = f"{self.attempt}|{self.nonce}"
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ class Token:
 
     @staticmethod
     def task_id_of(name: str) -> str:
-        """The task id in a value of :attr:`task`, which is all that a claim's token contains."""
+        """The task id in a value of :attr:`call_id`, which is all that a claim's token contains."""
         return unquote(name.partition("+")[0], errors="surrogatepass")
 
     def next_attempt(self) -> Token:

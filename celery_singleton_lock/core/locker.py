@@ -4,16 +4,16 @@ Overview
     The locker notes each lease for the worker's parent, acquires it, and registers it with the
     heartbeat. A release ends the renewal first. It waits for the reply, or leaves the reply to a
     later request of the process (`Store.release_async`). A release without a reply, or that the
-    store refuses, is passed to the `StoreQueue`, which repeats it. `lease_end` reports what the
+    store refuses, is passed to the `RetryQueue`, which repeats it. `lease_end` reports what the
     reply says about the lease.
 
 Guarantees
     A lease that is returned was granted to its token, is registered with the heartbeat, and its
     ``valid_until`` lies before the store's expiry. An acquire whose outcome is unknown is released
     by token, whatever the exception. A release never raises. It is repeated until the store carries
-    it out, while this process lives and the lease or the marker that it writes could exist in the
-    store. A refused client looks once whether the holder's process is proven dead (`process`); then
-    it frees that lease and asks again.
+    it out, while this process lives and the lease or the completion record that it writes could
+    exist in the store. A refused client looks once whether the holder's process is proven dead
+    (`process`); then it frees that lease and asks again.
 
 Non-guarantees
     A process may end before the store answers its release: then the worker's parent or the ttl
@@ -52,6 +52,7 @@ from .heartbeat import MAX_TIMEOUT, Heartbeat, LossHandler, timeout_for
 from .lease import Holder, Kind, Lease, Phase, Record, SharedDeadline, Token, trust_of
 from .lease_end import LeaseEnds
 from .process import is_proven_dead, processes
+from .retry_queue import RetryQueue
 from .store import (
     Acquire,
     Granted,
@@ -63,7 +64,6 @@ from .store import (
     ReleaseReply,
     Store,
 )
-from .store_queue import StoreQueue
 
 # Seconds after an acquire within which a release may be asynchronous. A connection that was idle
 # for longer may be broken, and beside a longer body a round trip does not matter.
@@ -110,7 +110,7 @@ class Locker:
         self._lease_notes = lease_notes
         self._trusted = store.capabilities.trusted
         #: Repeats what the store has not answered.
-        self.queue = StoreQueue(store, clock)
+        self.queue = RetryQueue(store, clock)
         #: Called before each acquire; raises StoreError while this process must take no lease.
         self.guard: Callable[[], None] | None = None
         # The heartbeat's native thread can't read a reply from a greenlet's connection.
@@ -335,8 +335,8 @@ class Locker:
                 self._strike(lease.token)
 
         resent |= isinstance(error, StoreUnavailable) and error.was_sent
-        # The key, or the marker that the release writes, could exist for so long.
-        longest = max(lease.ttl, request.marker_ttl if request.marker else 0.0)
+        # The key, or the completion record that the release writes, could exist for so long.
+        longest = max(lease.ttl, request.completion_ttl if request.completion else 0.0)
         if refusal := self.queue.put(again, longest, give_up, error=error):
             give_up(refusal)
             return

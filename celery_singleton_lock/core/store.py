@@ -4,9 +4,9 @@ Expected outcomes are return values. Every operation may raise StoreUnavailable 
 operation may or may not have taken effect) and StoreError (the store refused it). Every operation
 is idempotent for its token, so a client may repeat it after a lost reply.
 
-Requests and replies that tasks create (`Acquire`, `Granted`, `Refused`, `Release`, `Admit`) are
-never changed once they are sent, but they are not frozen: creating a frozen dataclass costs three
-times as much.
+Requests and replies that tasks create (`Acquire`, `Granted`, `Refused`, `Release`, `ClaimRequest`)
+are never changed once they are sent, but they are not frozen: creating a frozen dataclass costs
+three times as much.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Relation(StrEnum):
 
     DONE = "done"  # this attempt has ended, according to its completion record
     SUPERSEDED = "superseded"  # a newer copy of this message was published
-    TWIN = "twin"  # another delivery of the same attempt holds the key
+    DUPLICATE = "duplicate"  # another delivery of the same attempt holds the key
     EARLIER = "earlier"  # an earlier attempt of the same task holds it
     LATER = "later"  # a later attempt of the same task holds it, or it is reserved for one
     NOT_DUE = "not_due"  # the message may not start yet
@@ -45,7 +45,7 @@ class ReleaseReply(StrEnum):
 
     OURS = "released"  # the token held the key, and the release was carried out
     NOT_OURS = "not_ours"  # the token did not hold the key
-    TWIN = "twin"  # another delivery of the same attempt holds it
+    DUPLICATE = "duplicate"  # another delivery of the same attempt holds it
     DONE = "done"  # another delivery has ended this attempt, according to its completion record
 
 
@@ -74,7 +74,7 @@ class Authorization(StrEnum):
     CHANGED = "changed"  # the entry's last run is not the expected one
 
 
-class MarkerState(StrEnum):
+class CompletionState(StrEnum):
     """The state of an attempt in its completion record; the store holds the letter."""
 
     WAITING = "-"  # requeued; only the newest copy counts
@@ -84,7 +84,7 @@ class MarkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimChange:
-    """A change of the claim that a task holds under its name (``Token.task``).
+    """A change of the claim that a task holds under its name (``Token.call_id``).
 
     The claim of another task is never changed. An expired claim is created again only together with
     a lease: by a grant or a release.
@@ -111,7 +111,7 @@ UNSETTLED: Final = (
 
 
 @dataclass(slots=True, kw_only=True)
-class Admit:
+class ClaimRequest:
     """A request to publish: a claim for a message that is about to be sent.
 
     Attributes:
@@ -153,17 +153,17 @@ class ReplaceArguments:
 
     Attributes:
         claim: The claim's key.
-        task: The name of the task that must have the claim (``Token.task``).
+        call_id: The call that must have the claim (``Token.call_id``).
         key: The key of the message's arguments.
         arguments: The new arguments.
         ttl: Seconds.
         due_in: Seconds from now until the message may start.
-        due_max: Seconds from the admission of the message until it may start in any case; None:
+        due_max: Seconds from the claim of the message until it may start in any case; None:
             there is no bound.
     """
 
     claim: str
-    task: str
+    call_id: str
     key: str
     arguments: bytes
     ttl: float
@@ -327,9 +327,10 @@ class Release:
         become: The new kind of the key; None: the key is deleted.
         become_ttl: Seconds that the new kind stays.
         next_token: The token that a reservation is for.
-        marker: The new completion record of the token's attempt, unless a duplicate delivery holds
+        completion record: The new completion record of the token's attempt, unless a duplicate
+        delivery holds
             the key or has finished.
-        marker_ttl: Seconds.
+        completion_ttl: Seconds.
         claim: The change of the message's claim, unless a duplicate delivery has the key. If the
             key was lost or is dying, the claim can only be freed.
     """
@@ -342,8 +343,8 @@ class Release:
     become: Kind | None = None
     become_ttl: float = 0.0
     next_token: Token | None = None
-    marker: MarkerState | None = None
-    marker_ttl: float = 0.0
+    completion: CompletionState | None = None
+    completion_ttl: float = 0.0
     claim: ClaimChange | None = None
 
     @classmethod
@@ -371,8 +372,8 @@ class QueuedRelease(Release):
         ended_ttl: Seconds for which the store remembers that the call has ended; None: it goes on.
         due_in: If it goes on, seconds until its next message is due.
         has_begun: Whether a run has begun under the lease.
-        first_open: The retries of the first attempt that may still come to this key though the call
-            does not go on; None: none may, the call has ended.
+        may_return_from: The retries of the first attempt that may still come to this key though the
+            call does not go on; None: none may, the call has ended.
     """
 
     queued: ClassVar = True
@@ -381,7 +382,7 @@ class QueuedRelease(Release):
     ended_ttl: float | None = None
     due_in: float = 0.0
     has_begun: bool = True
-    first_open: int | None = None
+    may_return_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,39 +400,39 @@ class Mark:
 
     key: str
     token: Token
-    state: MarkerState
+    state: CompletionState
     ttl: float
     sequence: int = 0
     claim: ClaimChange | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class NewestCall:
     """A call in the order in which the calls for one key were made.
 
     Attributes:
-        task: The call's task (``Token.task``).
+        call_id: The call (``Token.call_id``).
         called_at: Seconds since the epoch, on the caller's clock; None: to be set to the time at
             which the call is noted.
     """
 
-    task: str
+    call_id: str
     called_at: float | None
 
     @property
     def task_id(self) -> str:
         """The id of the call's task."""
-        return Token.task_id_of(self.task)
+        return Token.task_id_of(self.call_id)
 
-    def is_newer_than(self, other: Call) -> bool:
+    def is_newer_than(self, other: NewestCall) -> bool:
         """Whether this is another call, made later. Of two at the same time, one is the newer."""
-        if self.task == other.task or self.called_at is None or other.called_at is None:
+        if self.call_id == other.call_id or self.called_at is None or other.called_at is None:
             return False
-        return (self.called_at, self.task) > (other.called_at, other.task)
+        return (self.called_at, self.call_id) > (other.called_at, other.call_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuthorizeTick:
+class AuthorizeRun:
     """A leader's request to send one entry. The same step replaces the entry's last run.
 
     Attributes:
@@ -589,7 +590,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def admit(self, request: Admit, /, *, timeout: float) -> Record | None:
+    def take_claim(self, request: ClaimRequest, /, *, timeout: float) -> Record | None:
         """Claim ``request.key`` for a message; return the record of the claim that prevents it.
 
         The task's own claim does not prevent it: the phase stays, the ttl is never shortened, and
@@ -600,7 +601,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def settle_claim(self, token: Token, change: ClaimChange, /, *, timeout: float) -> None:
+    def change_claim(self, token: Token, change: ClaimChange, /, *, timeout: float) -> None:
         """Change a claim without a lease. The claim of a running task is left to its lease.
 
         The exception is a ``change`` to the phase RUNNING. A missing claim is not created: it may
@@ -608,7 +609,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def authorize_tick(self, request: AuthorizeTick, /, *, timeout: float) -> Authorization:
+    def authorize_run(self, request: AuthorizeRun, /, *, timeout: float) -> Authorization:
         """Replace an entry's last run if the leader's token and ``expected`` are stored."""
 
     @abstractmethod
@@ -693,8 +694,8 @@ class Store(ABC):
         return None
 
     def note_call(
-        self, key: str, call: Call, /, *, ttl: float, timeout: float, reservation: str = ""
-    ) -> Call:
+        self, key: str, call: NewestCall, /, *, ttl: float, timeout: float, reservation: str = ""
+    ) -> NewestCall:
         """Note ``call`` as the newest of ``key`` for ``ttl`` seconds; return the newest call.
 
         A newer call that is noted stays. A time of the call in the future becomes now. For the
@@ -703,7 +704,7 @@ class Store(ABC):
         """
         return call
 
-    def newest_calls(self, keys: Sequence[str], /, *, timeout: float) -> list[Call | None]:
+    def newest_calls(self, keys: Sequence[str], /, *, timeout: float) -> list[NewestCall | None]:
         """The newest call of each of ``keys``, or None; read in one round trip."""
         return [None] * len(keys)
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from celery import Celery, states
 
 from ..core.key import Keyspace
-from ..core.store import MarkerState
+from ..core.store import CompletionState
 from ..errors import LeaseLost, LockConflict
 from ..message.skipped import is_skipped
 from ..publish.queue_results import TAKEN_OUT
@@ -351,7 +351,7 @@ def _received(facts: Facts) -> _Verdict | None:
 
 def _done(facts: Facts) -> _Verdict | None:
     """The body has ended, though no result says so: ``ignore_result``."""
-    is_done = any(m.state is not MarkerState.WAITING for m in facts.markers)
+    is_done = any(m.state is not CompletionState.WAITING for m in facts.completions)
     lease = facts.lease
     if lease is not None and lease.state == "cooldown":
         text = f"It ran: {lease.key} stays in cooldown after it, for {lease.ttl:.1f} s (min_hold)."

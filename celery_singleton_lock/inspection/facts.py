@@ -1,4 +1,5 @@
-"""All that is known about one task id: its result, its keys and markers, and its workers' replies.
+"""All that is known about one task id: its result, its keys and completion records, and its
+workers' replies.
 
 It reads only what is stored for other purposes: a task records nothing for it.
 """
@@ -18,7 +19,7 @@ from ..celery_compat import limit_backend_timeouts, result_meta
 from ..core.executor import within
 from ..core.heartbeat import interval_of, timeout_for
 from ..core.lease import OperatorRelease, Token
-from ..core.store import MarkerState
+from ..core.store import CompletionState
 from ..errors import LockConflict
 from ..message.skipped import is_skipped
 from ..message.times import done_at, utc
@@ -60,19 +61,19 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marker:
-    """The marker of one attempt of the task. ``requeues`` counts those of this attempt."""
+class Completion:
+    """The completion record of an attempt. ``requeues`` counts those of this attempt."""
 
-    state: MarkerState
+    state: CompletionState
     requeues: int
 
     @classmethod
-    def parse(cls, text: str) -> Marker | None:
+    def parse(cls, text: str) -> Completion | None:
         """Read ``<state> <sequence> <nonce>``; None: something else wrote it."""
         state, sequence, *_ = [*text.split(" "), "", ""]
-        if state not in [*MarkerState] or not sequence.isdigit():
+        if state not in [*CompletionState] or not sequence.isdigit():
             return None
-        return cls(state=MarkerState(state), requeues=int(sequence))
+        return cls(state=CompletionState(state), requeues=int(sequence))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,7 @@ class Facts:
         holders_result: The result of the task that had the key instead; None: there was none.
         lease: The task's lease, or what is left of it: a reservation, a cooling key; None: none.
         claim: The claim of its message; None: none.
-        markers: The markers of its attempts.
+        completions: The completion records of its attempts.
         released: The note of an operator who released its key; None: none within an hour.
         message: The message in a worker; None: no worker that answered has it.
         unique_for: The ``unique_for`` of the claim's task; None: unknown.
@@ -138,7 +139,7 @@ class Facts:
     trusted: float = 1.0
     holders_result: Result | None = None
     others: Mapping[str, HeldKey] = field(default_factory=dict)
-    markers: tuple[Marker, ...] = ()
+    completions: tuple[Completion, ...] = ()
     released: OperatorRelease | None = None
     message: InWorker | None = None
     active: tuple[InWorker, ...] = ()
@@ -153,8 +154,10 @@ class Facts:
 
     @property
     def requeues(self) -> int:
-        """How often the current attempt was requeued, as far as its marker says."""
-        return max((m.requeues for m in self.markers if m.state is MarkerState.WAITING), default=0)
+        """How often the current attempt was requeued, as far as its completion record says."""
+        return max(
+            (m.requeues for m in self.completions if m.state is CompletionState.WAITING), default=0
+        )
 
     def ttl_of(self, held: HeldKey) -> float | None:
         """The ttl of a lease; None: it is not known."""
@@ -213,7 +216,7 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         claim=claim,
         unique_for=unique_for_by_task(app).get(claim.task) if claim else None,
         others=stored.others,
-        markers=tuple(stored.markers),
+        completions=tuple(stored.completions),
         released=stored.released,
         result=result,
         holders_result=_result(app, instead) if instead else None,
@@ -281,7 +284,7 @@ class _Stored:
 
     own: list[HeldKey] = field(default_factory=list)
     others: dict[str, HeldKey] = field(default_factory=dict)
-    markers: list[Marker] = field(default_factory=list)
+    completions: list[Completion] = field(default_factory=list)
     released: OperatorRelease | None = None
 
     @classmethod
@@ -293,8 +296,8 @@ class _Stored:
             name = without_prefix(key)
             if name.startswith("done|"):
                 owner = name.removeprefix("done|").partition("|")[0]
-                if Token.task_id_of(owner) == task_id and (marker := Marker.parse(text)):
-                    found.markers.append(marker)
+                if Token.task_id_of(owner) == task_id and (completion := Completion.parse(text)):
+                    found.completions.append(completion)
             elif name.startswith("freed|"):
                 by = OperatorRelease.parse(text)
                 if by and Token.task_id_of(by.token.partition("|")[0]) == task_id:

@@ -60,7 +60,7 @@ class CallInQueue:
         routing_key: The routing key of its message; with most brokers the name of its queue.
         has_begun: Whether this attempt has begun.
         broker: The URL, without its password, of the broker of the app that made the call.
-        name: The name of the call in the store.
+        call_id: The call (``Token.call_id``).
     """
 
     key: str
@@ -73,7 +73,7 @@ class CallInQueue:
     routing_key: str
     has_begun: bool
     broker: str
-    name: str
+    call_id: str
 
     @classmethod
     def of(cls, call: QueuedCall) -> CallInQueue:
@@ -83,14 +83,14 @@ class CallInQueue:
             key=call.key,
             position=call.position + 1,
             task=str(message.headers.get("task") or "") if message else "",
-            task_id=Token.task_id_of(call.task),
+            task_id=Token.task_id_of(call.call_id),
             state=_STATES[call.state],
             since=datetime.fromtimestamp(call.joined_at, UTC),
             copies=call.copies,
             routing_key=str(message.properties.get("routing_key") or "") if message else "",
             has_begun=call.has_begun,
             broker=message.broker if message else "",
-            name=call.task,
+            call_id=call.call_id,
         )
 
 
@@ -159,7 +159,7 @@ def _calls_of(
     for queue, keys in queues:
         for key in keys:
             for call in [*_calls(queue, key, _FOUND_AT_ONCE, messages=False)]:
-                if Token.task_id_of(call.task) in task_ids:
+                if Token.task_id_of(call.call_id) in task_ids:
                     # With its message, unless it has left meanwhile.
                     yield CallInQueue.of(next(_at(queue, call), call))
 
@@ -226,7 +226,7 @@ def cancel(app: Celery, call: CallInQueue, *, reason: str = "", user: str = "") 
             begins; a worker's look stores its result later, or cancel it again.
     """
     runtime, queue = Runtime.of(app), _queue_of(app)
-    found = queue.leave(call.key, call.name, timeout=MAX_TIMEOUT)
+    found = queue.leave(call.key, call.call_id, timeout=MAX_TIMEOUT)
     if isinstance(found, Removal):
         return False
     message, why = _message_of(found.message), f": {reason}" if reason else ""
@@ -236,7 +236,7 @@ def cancel(app: Celery, call: CallInQueue, *, reason: str = "", user: str = "") 
             revoke(app, call.task_id, message, f"{TAKEN_OUT} by {user or login()}{why}")
 
     within(RESULT_TIMEOUT, store_result)
-    token = Token.parse(f"{call.name}|0.0|-")
+    token = Token.parse(f"{call.call_id}|0.0|-")
     if message is not None:
         token = token_of(message.headers)
         free_claim(runtime, message, timeout=MAX_TIMEOUT)
@@ -287,10 +287,10 @@ def _calls(queue: CallQueue, key: str, most: int, *, messages: bool = True) -> I
 
 def _at(queue: CallQueue, call: QueuedCall) -> Iterator[QueuedCall]:
     """The call as it is now, with its message."""
-    position = queue.position(call.key, call.task, timeout=MAX_TIMEOUT)
+    position = queue.position(call.key, call.call_id, timeout=MAX_TIMEOUT)
     if position is not None:
         found = queue.calls(call.key, first=position, most=1, timeout=MAX_TIMEOUT)
-        yield from (one for one in found if one.task == call.task)
+        yield from (one for one in found if one.call_id == call.call_id)
 
 
 def _message_of(text: bytes) -> StoredMessage | None:

@@ -53,22 +53,22 @@ def _are_scalars(args: Any, kwargs: Any) -> bool:
     )
 
 
-def stable_rest(key_maker: KeyMaker, args: Any, kwargs: Any, serializer: str) -> str | None:
+def stable_key_suffix(key_maker: KeyMaker, args: Any, kwargs: Any, serializer: str) -> str | None:
     """The key's text for a call as a worker gets it, checked to be stable.
 
     Raises:
         LockKeyError: Reading one message twice yields two keys, so no duplicate would be found.
     """
     seen = as_sent(args, kwargs, serializer)
-    rest = key_maker.rest_of(*seen)
+    suffix = key_maker.key_suffix(*seen)
     if serializer == "json" and not callable(key_maker.spec):
-        return rest  # templates and digests of plain data are stable
+        return suffix  # templates and digests of plain data are stable
     seen_again = as_sent(args, kwargs, serializer)
-    again = key_maker.rest_of(*seen_again)
-    if again == rest:
-        return rest
+    again = key_maker.key_suffix(*seen_again)
+    if again == suffix:
+        return suffix
     raise LockKeyError(
-        f"the key of this call is not stable: read twice from its message, it was {rest!r} and "
+        f"the key of this call is not stable: read twice from its message, it was {suffix!r} and "
         f"{again!r}. {_culprit(key_maker, seen, seen_again)}"
     )
 

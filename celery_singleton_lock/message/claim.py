@@ -15,7 +15,7 @@ Non-guarantees
 
 State model, in the store::
 
-    admit -> queued --acquire, until_done--> running --retry--> retrying --acquire--> running
+    take_claim -> queued --acquire, until_done--> running --retry--> retrying --acquire--> running
                |  ^                             |  +--requeued-----------> queued
                |  +--requeued, retry            +--ended--> (free)
                +--acquire, until_start; discarded; ended without a run--> (free)
@@ -153,7 +153,7 @@ class Claim:
         """The change when the message has ended.
 
         Args:
-            message: The message's name (``Token.task``), if its newest arguments are deleted: it
+            message: The message's name (``Token.call_id``), if its newest arguments are deleted: it
                 never comes back, and has ``on_duplicate="replace"``.
         """
         arguments = Keyspace.arguments(self.key, message) if message else ""

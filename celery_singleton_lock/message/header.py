@@ -294,8 +294,8 @@ def _within(running: Any, message: Mapping[str, Any], task_id: str) -> dict[str,
         header["call"] = _digest(named) if attempt else os.urandom(4).hex()
     else:
         # A message with the task's own id is its next attempt: it waits until this attempt has
-        # ended, and this attempt's marker does not apply to it. Celery counts retries and
-        # replacements only. The header counts other attempts, such as
+        # ended, and this attempt's completion record does not apply to it. Celery counts retries
+        # and replacements only. The header counts other attempts, such as
         # self.apply_async(task_id=self.request.id).
         nesting = _count(message.get("replaced_task_nesting"))
         retries = _count(message.get("retries"))

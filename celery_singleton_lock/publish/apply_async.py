@@ -21,7 +21,7 @@ from ..celery_compat import dump_models, in_current_task
 from ..core.key import PER_TASK, digest
 from ..errors import LockKeyError
 from ..known_keys import refuse_foreign_key
-from ..message.arguments import pack_arguments, stable_rest
+from ..message.arguments import pack_arguments, stable_key_suffix
 from ..message.header import HEADER, PUBLISHED, add_header, without_header
 from ..option_names import suggestion
 from ..policy import (
@@ -215,7 +215,7 @@ def claim_and_send(
     def send(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
         return app.send_task(name, list(args or ()), dict(kwargs or {}), task_id=task_id, **options)
 
-    rest = key or _digest(args or (), kwargs or {})
+    suffix = key or _digest(args or (), kwargs or {})
     if task is not None:
         # As in a call of the task. Celery 5.7 does the same; 5.5 and 5.6 leave it out.
         options.setdefault("expires", task.expires)
@@ -223,7 +223,7 @@ def claim_and_send(
         runtime=runtime,
         task=name,
         task_id=task_id,
-        key=runtime.keyspace.lock(own_scope, rest),
+        key=runtime.keyspace.lock(own_scope, suffix),
         policy=policy,
         header=header,
         options=options,
@@ -343,8 +343,8 @@ def _key_of(
     """The lock key that the call will need; None if a callable key returns None (no lock)."""
     serializer = options.get("serializer") or task.serializer
     args, kwargs = dump_models(task, args, kwargs, serializer)
-    rest = stable_rest(task.singleton_key_maker, args, kwargs, serializer)
-    return None if rest is None else runtime.keyspace.lock(task.singleton_scope, rest)
+    suffix = stable_key_suffix(task.singleton_key_maker, args, kwargs, serializer)
+    return None if suffix is None else runtime.keyspace.lock(task.singleton_scope, suffix)
 
 
 def _check(where: str, name: Any, args: Any, kwargs: Any, key: Any, options: Any) -> None:

@@ -17,7 +17,7 @@ Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Call:
+class PendingCall:
     """A call of a task with ``unique``.
 
     Attributes:

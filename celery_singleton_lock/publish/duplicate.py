@@ -32,7 +32,7 @@ from ..message.skipped import SkippedResult, skipped_value
 from ..message.times import done_at
 from ..policy import OnDuplicate, Policy, Unique
 from ..runtime import Runtime
-from .call import Call
+from .call import PendingCall
 from .continuation import continues
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -50,7 +50,7 @@ _TIMEOUT: Final = 0.4
 ENOUGH: Final = 0.1
 
 
-def answer(call: Call, claim: Claim, existing: Record) -> AsyncResult[Any]:
+def answer(call: PendingCall, claim: Claim, existing: Record) -> AsyncResult[Any]:
     """The result that the caller of ``call`` gets instead of publishing a message.
 
     Args:
@@ -157,7 +157,7 @@ def sends_results_to_first_caller(
     )
 
 
-def _warn_of_rpc(call: Call, task_id: str) -> None:
+def _warn_of_rpc(call: PendingCall, task_id: str) -> None:
     """Warn, once per process and task, about a result that this caller may never receive."""
     app, name = call.runtime.app, call.task
     task, policy = app.tasks.get(name), call.policy
@@ -171,7 +171,7 @@ def _warn_of_rpc(call: Call, task_id: str) -> None:
         )
 
 
-def _leaves_out_arguments(call: Call) -> bool:
+def _leaves_out_arguments(call: PendingCall) -> bool:
     """Whether calls with one key may have different arguments, if the task's code is here."""
     key_maker = getattr(call.runtime.app.tasks.get(call.task), "singleton_key_maker", None)
     return isinstance(key_maker, KeyMaker) and not key_maker.names_all

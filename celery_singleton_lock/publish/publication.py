@@ -26,13 +26,13 @@ from celery.result import AsyncResult
 
 from ..core.key import Keyspace
 from ..core.lease import Holder, Record, Token
-from ..core.store import Admit, Replaced, Store
+from ..core.store import ClaimRequest, Replaced, Store
 from ..errors import StoreError, StoreUnavailable
 from ..message.claim import Claim
 from ..message.times import seconds_until
 from ..policy import OnDuplicate, Unique
 from ..runtime import Runtime
-from .call import Call, Send
+from .call import PendingCall, Send
 from .continuation import continues
 from .duplicate import ENOUGH, answer, does_the_work_of, takes_over
 from .replace import Replacement
@@ -65,7 +65,7 @@ _TRIES_TO_REPLACE: Final = 5
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Publication(Call):
+class Publication(PendingCall):
     """A call about to be published with a claim.
 
     Attributes:
@@ -156,7 +156,7 @@ class Publication(Call):
         change = replace(claim.queued(), ttl=min(claim.unique_for, _PUBLISHED_WITHIN))
 
         def send(store: Store) -> None:
-            store.settle_claim(token, change, timeout=_TIMEOUT)
+            store.change_claim(token, change, timeout=_TIMEOUT)
 
         self.runtime.locker.queue.ask(send, change.ttl, lambda why: None)
 
@@ -213,13 +213,13 @@ class Publication(Call):
         # With an ``expires`` that is no time, the claim ends at once, even if it can't be freed.
         delay = (seconds_until(start, app) or 0.0) if start else 0.0
         newest = self.newest
-        arguments = "" if newest is None else Keyspace.arguments(claim.key, token.task)
+        arguments = "" if newest is None else Keyspace.arguments(claim.key, token.call_id)
         due_in = 0.0 if newest is None else newest.due_in
         expires_in = None if self.expires is None else seconds_until(self.expires, app) or 0.0
         ttl, wall = claim.admitted_for(max(delay, due_in), expires_in), runtime.clock.wall()
         if self.joins:
             ttl = min(ttl, _JOINS_WITHIN)
-        call = Admit(
+        call = ClaimRequest(
             key=claim.key,
             token=token,
             holder=Holder(
@@ -262,16 +262,16 @@ class Publication(Call):
             raise
 
     def _free(self, claim: Claim, token: Token) -> None:
-        runtime, message = self.runtime, "" if claim.arguments is None else token.task
+        runtime, message = self.runtime, "" if claim.arguments is None else token.call_id
 
         def send(store: Store) -> None:
-            store.settle_claim(token, claim.freed(message), timeout=_TIMEOUT)
+            store.change_claim(token, claim.freed(message), timeout=_TIMEOUT)
 
         def note_orphan() -> None:
             # The next try in this process must not be answered with a call that was never
             # published.
             if len(runtime.orphans) < _MAX_ORPHANS:
-                runtime.orphans[claim.key] = token.task
+                runtime.orphans[claim.key] = token.call_id
 
         def give_up(why: object) -> None:
             note_orphan()
@@ -300,11 +300,11 @@ def is_chords_body(running: Any, task_id: str) -> bool:
     return running.name == _CHORD_UNLOCK or published_id == task_id
 
 
-def _ask(runtime: Runtime, call: Admit) -> Record | None:
+def _ask(runtime: Runtime, call: ClaimRequest) -> Record | None:
     asked_at = runtime.clock.now()
     try:
-        return runtime.store.admit(call, timeout=_TIMEOUT)
+        return runtime.store.take_claim(call, timeout=_TIMEOUT)
     except StoreUnavailable:
         if runtime.clock.now() - asked_at > _SHOWS_AT_ONCE:
             raise
-        return runtime.store.admit(call, timeout=_TIMEOUT)
+        return runtime.store.take_claim(call, timeout=_TIMEOUT)

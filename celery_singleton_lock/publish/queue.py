@@ -273,7 +273,7 @@ def free_claim(runtime: Runtime, message: StoredMessage, *, timeout: float) -> N
     """
     token, claim = claim_in(message.headers, runtime)
     if claim is not None:
-        runtime.store.settle_claim(token, claim.freed(), timeout=timeout)
+        runtime.store.change_claim(token, claim.freed(), timeout=timeout)
 
 
 def emit(runtime: Runtime, name: EventName, key: str, task_id: str, task: str, **data: Any) -> None:
@@ -283,7 +283,7 @@ def emit(runtime: Runtime, name: EventName, key: str, task_id: str, task: str, *
 
 
 def _report(runtime: Runtime, hint: Hint, message: StoredMessage) -> None:
-    call = hint.key, Token.task_id_of(hint.task), str(message.headers.get("task") or "")
+    call = hint.key, Token.task_id_of(hint.call_id), str(message.headers.get("task") or "")
     emit(runtime, EventName.PUBLISHED, *call, copies=hint.copies)
     if hint.copies >= STALLED_AFTER and not hint.has_begun:
         emit(
@@ -316,7 +316,7 @@ def _hint_producers(app: Any) -> Any:
 def _publish_later(queue: CallQueue, hint: Hint, exc: BaseException) -> None:
     logger.warning(
         "singleton: could not publish %s, the next call of %s (%s); tried again in %g s",
-        *(hint.task, hint.key, exc, _AGAIN),
+        *(hint.call_id, hint.key, exc, _AGAIN),
     )
     with suppress(StoreError):  # else at the hint's own deadline, after a minute
         queue.defer(hint.key, seconds=_AGAIN, timeout=MAX_TIMEOUT, unpublished=hint, perhaps=True)
@@ -345,8 +345,8 @@ def _publish_first(
         if is_refusal and repeats_publish():
             # Celery has told kombu not to. Raised here, the error would be the result of the task
             # that has ended.
-            key, call = request.key, request.token.task
-            hint = Hint(key=key, task=call, copies=1, begins=0, message=b"")
+            key, call = request.key, request.token.call_id
+            hint = Hint(key=key, call_id=call, copies=1, begins=0, message=b"")
             _publish_later(queue, hint, exc)
             return
         try:

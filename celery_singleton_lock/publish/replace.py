@@ -51,7 +51,7 @@ class Replacement:
         """
         request = ReplaceArguments(
             claim=claim.key,
-            task=existing.token,
+            call_id=existing.token,
             key=Keyspace.arguments(claim.key, existing.token),
             arguments=self.packed,
             ttl=claim.unique_for + self.due_in + ARGUMENTS_FOR,

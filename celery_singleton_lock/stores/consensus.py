@@ -73,7 +73,7 @@ class OwnKeys(Generic[Own]):
 
 def names_of(lease: Lease) -> tuple[Name, Name]:
     """The names of a lease and its claim, if it has one."""
-    return (lease.key, str(lease.token)), (lease.claim_key, lease.token.task)
+    return (lease.key, str(lease.token)), (lease.claim_key, lease.token.call_id)
 
 
 class ConsensusStore(TransitionStore):

@@ -49,7 +49,7 @@ class MemoryStore(TransitionStore):
             self.free(key, None)
 
         self.call_queue = self._queue = MemoryCallQueue(
-            clock, self._guard, self.inspect, free, self.settle_claim
+            clock, self._guard, self.inspect, free, self.change_claim
         )
 
     @property

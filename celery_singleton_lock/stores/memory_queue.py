@@ -55,7 +55,7 @@ class _Call:
     """A call in a queue.
 
     Attributes:
-        task: The call.
+        call_id: The call.
         number: Attempt and sequence of the stored message.
         message: The stored message; empty: none.
         late: Whether its messages are acknowledged late.
@@ -68,7 +68,7 @@ class _Call:
         joined_at: When it joined, in seconds since the epoch.
     """
 
-    task: str
+    call_id: str
     number: _Number
     message: bytes
     late: bool
@@ -83,7 +83,7 @@ class _Call:
     def hint(self, key: str) -> Hint:
         return Hint(
             key=key,
-            task=self.task,
+            call_id=self.call_id,
             copies=self.copies,
             begins=self.begins,
             message=self.message,
@@ -108,19 +108,19 @@ class _End:
 
     Attributes:
         nonce: That of the delivery that has ended it.
-        first_open: The first attempt that may still come; None: none may.
+        may_return_from: The first attempt that may still come; None: none may.
         hinted: The call that was hinted then.
         until: When it is forgotten.
     """
 
     nonce: str
-    first_open: tuple[int, int] | None
+    may_return_from: tuple[int, int] | None
     hinted: str
     until: float
 
     def includes(self, token: Token) -> bool:
         """Whether the attempt of ``token`` has ended."""
-        return self.first_open is None or (token.nesting, token.retries) < self.first_open
+        return self.may_return_from is None or (token.nesting, token.retries) < self.may_return_from
 
 
 class MemoryCallQueue(CallQueue):
@@ -131,7 +131,7 @@ class MemoryCallQueue(CallQueue):
         guard: The lock of the store.
         inspect: Returns the record that holds a key.
         free: Deletes a key.
-        settle_claim: Changes a claim, as :meth:`Store.settle_claim`.
+        change_claim: Changes a claim, as :meth:`Store.change_claim`.
     """
 
     def __init__(
@@ -140,10 +140,10 @@ class MemoryCallQueue(CallQueue):
         guard: threading.RLock,
         inspect: Callable[[str], Record | None],
         free: Callable[[str], None],
-        settle_claim: Callable[[Token, ClaimChange], None],
+        change_claim: Callable[[Token, ClaimChange], None],
     ) -> None:
         self._clock, self._guard, self._inspect, self._free = clock, guard, inspect, free
-        self._settle_claim = settle_claim
+        self._settle_claim = change_claim
         self._queues: dict[str, _Queue] = {}
         self._ends: dict[tuple[str, str], _End] = {}
 
@@ -158,7 +158,7 @@ class MemoryCallQueue(CallQueue):
             if self._has_ended(key, token):
                 return Refused(relation=Relation.DONE)
             queue = self._queues.get(key, _Queue())
-            call, head = queue.calls.get(token.task), queue.head
+            call, head = queue.calls.get(token.call_id), queue.head
             number = (token.nesting, token.retries, request.sequence)
             if call and (call.number > number or call.state == "x"):
                 return Refused(relation=Relation.SUPERSEDED)
@@ -191,8 +191,8 @@ class MemoryCallQueue(CallQueue):
                         self._is_held(key, queue)
                 return reply
             if call is None:
-                call = queue.calls[token.task] = _Call(
-                    token.task, number, b"", request.late, self._clock.wall()
+                call = queue.calls[token.call_id] = _Call(
+                    token.call_id, number, b"", request.late, self._clock.wall()
                 )
                 call.copies = 1
                 self._queues[key] = queue
@@ -208,7 +208,7 @@ class MemoryCallQueue(CallQueue):
         key, token = request.keys[0], request.token
         with self._guard:
             queue = self._queues.get(key, _Queue())
-            end, call = self._end_of(key, token.task), queue.calls.get(token.task)
+            end, call = self._end_of(key, token.call_id), queue.calls.get(token.call_id)
             reply = release()
             hinted: _Call | None = None
             # Newer: a retry with another key, whose own retry has come back and joined this queue.
@@ -242,7 +242,7 @@ class MemoryCallQueue(CallQueue):
                     call.state, call.copies, hinted = "h", call.copies + 1, call
             elif counts and call and request.ended_ttl is not None:
                 hinted = self._take_out(
-                    key, call, token, request.ended_ttl, request.first_open, cools
+                    key, call, token, request.ended_ttl, request.may_return_from, cools
                 )
         if hinted is not None:
             request.publish(replace(hinted.hint(key), countdown=cools))
@@ -257,12 +257,14 @@ class MemoryCallQueue(CallQueue):
             if self._has_ended(key, token):
                 return Place.ENDED, 0
             queue = self._queues.get(key, _Queue())
-            call, depth = queue.calls.get(token.task), len(queue.calls)
+            call, depth = queue.calls.get(token.call_id), len(queue.calls)
             if call is None:
                 if request.max_waiting is not None and depth >= request.max_waiting:
                     return Place.FULL, depth
-                call = _Call(token.task, number, request.message, request.late, self._clock.wall())
-                queue.calls[token.task] = call
+                call = _Call(
+                    token.call_id, number, request.message, request.late, self._clock.wall()
+                )
+                queue.calls[token.call_id] = call
                 self._queues[key] = queue
                 depth += 1
                 if request.claim:
@@ -283,16 +285,16 @@ class MemoryCallQueue(CallQueue):
             is_own = (
                 record is not None
                 and record.kind is Kind.RESERVED
-                and record.token.partition("|")[0] == token.task
+                and record.token.partition("|")[0] == token.call_id
             )
             if queue.head is call and self._hint(key, queue, is_own=is_own):
                 return Place.HINTED, depth
             return Place.WAITING, depth
 
-    def position(self, key: str, task: str, *, timeout: float) -> int | None:
+    def position(self, key: str, call_id: str, *, timeout: float) -> int | None:
         with self._guard:
             calls = list(self._queues.get(key, _Queue()).calls)
-        return calls.index(task) if task in calls else None
+        return calls.index(call_id) if call_id in calls else None
 
     def keys(self, shard: str, *, timeout: float) -> list[str]:
         with self._guard:
@@ -310,7 +312,7 @@ class MemoryCallQueue(CallQueue):
         return [
             QueuedCall(
                 key=key,
-                task=call.task,
+                call_id=call.call_id,
                 copies=call.copies,
                 begins=call.begins,
                 message=call.message if messages else b"",
@@ -360,7 +362,7 @@ class MemoryCallQueue(CallQueue):
         perhaps: bool = False,
     ) -> None:
         with self._guard:
-            call = self._call(key, unpublished.task) if unpublished else None
+            call = self._call(key, unpublished.call_id) if unpublished else None
             if call is not None and call.state == "h" and call.copies:
                 call.copies -= 1
                 call.repeated = call.repeated or perhaps
@@ -369,15 +371,15 @@ class MemoryCallQueue(CallQueue):
                 leaves = queue.head is not None and queue.head.state == "x"
                 queue.due = min(queue.due, due) if leaves else due
 
-    def leave(self, key: str, task: str, *, timeout: float) -> Removal | Hint:
+    def leave(self, key: str, call_id: str, *, timeout: float) -> Removal | Hint:
         with self._guard:
-            call, record = self._call(key, task), self._inspect(key)
+            call, record = self._call(key, call_id), self._inspect(key)
             if call is None:
                 return Removal.ABSENT
             is_holder = (
                 record is not None
                 and record.kind in (Kind.LEASE, Kind.DYING)
-                and record.token.partition("|")[0] == task
+                and record.token.partition("|")[0] == call_id
             )
             if is_holder or (call.state == "b" and record is not None):
                 return Removal.RUNNING
@@ -389,10 +391,12 @@ class MemoryCallQueue(CallQueue):
     def remove(self, request: Remove, *, timeout: float) -> tuple[Removal, Hint | None]:
         key, token = request.key, request.token
         with self._guard:
-            call, record = self._call(key, token.task), self._inspect(key)
+            call, record = self._call(key, token.call_id), self._inspect(key)
             if call is None:
                 return Removal.ABSENT, None
-            kind = record.kind if record and record.token.partition("|")[0] == token.task else None
+            kind = (
+                record.kind if record and record.token.partition("|")[0] == token.call_id else None
+            )
             copy = call.number[2] if request.sequence is None else request.sequence
             number = (token.nesting, token.retries, copy)
             is_older = call.state != "x" and call.number > number
@@ -400,7 +404,7 @@ class MemoryCallQueue(CallQueue):
                 return Removal.RUNNING, None
             if kind is Kind.RESERVED:  # for its retry
                 self._free(key)
-            hinted = self._take_out(key, call, token, request.ended_ttl, request.first_open)
+            hinted = self._take_out(key, call, token, request.ended_ttl, request.may_return_from)
             return Removal.REMOVED, hinted.hint(key) if hinted else None
 
     # --- inside ----------------------------------------------------------------------------------
@@ -412,16 +416,16 @@ class MemoryCallQueue(CallQueue):
             waiting.insert(0, queue.head)
         return Depth(waiting=len(waiting), oldest_at=waiting[0].joined_at if waiting else None)
 
-    def _call(self, key: str, task: str) -> _Call | None:
+    def _call(self, key: str, call_id: str) -> _Call | None:
         queue = self._queues.get(key)
-        return queue.calls.get(task) if queue else None
+        return queue.calls.get(call_id) if queue else None
 
-    def _end_of(self, key: str, task: str) -> _End | None:
-        end = self._ends.get((key, task))
+    def _end_of(self, key: str, call_id: str) -> _End | None:
+        end = self._ends.get((key, call_id))
         return end if end and self._clock.now() < end.until else None
 
     def _has_ended(self, key: str, token: Token) -> bool:
-        end = self._end_of(key, token.task)
+        end = self._end_of(key, token.call_id)
         return end is not None and end.includes(token)
 
     def _is_held(self, key: str, queue: _Queue) -> bool:
@@ -458,7 +462,7 @@ class MemoryCallQueue(CallQueue):
         call: _Call,
         token: Token,
         ttl: float,
-        first_open: int | None,
+        may_return_from: int | None,
         cools: float = 0.0,
     ) -> _Call | None:
         """Take out a call that has ended; returns the call that is hinted next.
@@ -473,14 +477,14 @@ class MemoryCallQueue(CallQueue):
         if queue and was_head:
             is_delayed = 0.0 < cools <= _LONGEST_DELAY
             hinted = self._hint(key, queue, is_own=is_delayed, delay=cools)
-        first, task = None, hinted.task if hinted else ""
-        if first_open is not None:
-            first = (token.nesting, first_open)
-        self._ends[key, call.task] = _End(token.nonce, first, task, until)
+        first, task = None, hinted.call_id if hinted else ""
+        if may_return_from is not None:
+            first = (token.nesting, may_return_from)
+        self._ends[key, call.call_id] = _End(token.nonce, first, task, until)
         return hinted
 
     def _drop(self, key: str, call: _Call) -> None:
         queue = self._queues[key]
-        del queue.calls[call.task]
+        del queue.calls[call.call_id]
         if not queue.calls:
             del self._queues[key]

@@ -20,13 +20,13 @@ from ..core.store import (
     NOTE_TTL,
     RENEWED,
     Acquire,
-    Admit,
     Authorization,
-    AuthorizeTick,
+    AuthorizeRun,
     ClaimChange,
+    ClaimRequest,
+    CompletionState,
     Granted,
     Mark,
-    MarkerState,
     Refused,
     Relation,
     Release,
@@ -41,10 +41,13 @@ Reply = TypeVar("Reply")
 
 #: Seconds to wait for the reply to an operator's request.
 OPERATOR_TIMEOUT: Final = 2.0
-_REFUSALS: Final = {MarkerState.DONE: Relation.DONE, MarkerState.FINISHING: Relation.TWIN}
-_RANK: Final = {MarkerState.WAITING: 1, MarkerState.FINISHING: 2, MarkerState.DONE: 3}
-# The text of a marker has two blanks. The text of a lease or a claim has three, and a token in the
-# place of the number.
+_REFUSALS: Final = {
+    CompletionState.DONE: Relation.DONE,
+    CompletionState.FINISHING: Relation.DUPLICATE,
+}
+_RANK: Final = {CompletionState.WAITING: 1, CompletionState.FINISHING: 2, CompletionState.DONE: 3}
+# The text of a completion record has two blanks. The text of a lease or a claim has three, and a
+# token in the place of the number.
 _MARKER: Final = re.compile(r"([-fd]) ([0-9]+) (\S*)")
 # The fence of a new lease, and its text: the fence is the number that the store gives to the write.
 _WRITE_NUMBER: Final = -1
@@ -52,16 +55,16 @@ _WRITE_NUMBER_TEXT: Final = "="
 # The word in front of the text in etcd and ZooKeeper: `k` for an entry that is renewed, `p` for one
 # that expires, and a number of seconds.
 _WORD: Final = re.compile(r"([kp])([0-9]+(?:\.[0-9]+)?(?:e\+[0-9]+)?) ")
-# Prefix of the text of a last run. No kind of lease and no marker begins with it. In Redis a last
-# run has no prefix.
+# Prefix of the text of a last run. No kind of lease and no completion record begins with it. In
+# Redis a last run has no prefix.
 _LAST_RUN: Final = "t "
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class Completion:
     """The state of one attempt, kept beside its lease."""
 
-    state: MarkerState
+    state: CompletionState
     sequence: int
     nonce: str
 
@@ -69,8 +72,8 @@ class Marker:
 #: A record is a lease, the reservation or cooling key that a release left, or a claim. Its key and
 #: its ttl do not count, because the entry has them. A text is the last run of a schedule entry,
 #: written by the elected beat. None is a value that this version can't read. It is never changed.
-Value = Record | Marker | str | None
-SomeValue = TypeVar("SomeValue", Marker, str)
+Value = Record | Completion | str | None
+SomeValue = TypeVar("SomeValue", Completion, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,7 @@ def format_value(value: Value) -> str:
             third = phase or (_WRITE_NUMBER_TEXT if fence == _WRITE_NUMBER else fence or 0)
             task = token.partition("|")[0]
             return f"{kind} {token} {third} {holder.to_json(Token.task_id_of(task))}"
-        case Marker(state, sequence, nonce):
+        case Completion(state, sequence, nonce):
             return f"{state} {sequence} {nonce}"
         case str():
             return f"{_LAST_RUN}{value}"
@@ -199,7 +202,7 @@ def parse_value(text: str, number: int) -> Value:
     if text.startswith(_LAST_RUN):
         return text.removeprefix(_LAST_RUN)
     if match := _MARKER.fullmatch(text):
-        return Marker(MarkerState(match[1]), int(match[2]), match[3])
+        return Completion(CompletionState(match[1]), int(match[2]), match[3])
     try:
         kind, token, third, holder = text.split(" ", 3)
         if kind != Kind.CLAIM:
@@ -259,13 +262,13 @@ class TransitionStore(Store):
         """
 
     def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
-        marker = Keyspace.marker(request.slots[0], request.token.attempt)
+        completion = Keyspace.completion(request.slots[0], request.token.attempt)
         # A claim exists since the message was published. A retry and a message that was requeued
-        # have left a reservation or a marker.
+        # have left a reservation or a completion record.
         is_first = request.claim is None and request.token.retries == 0 and request.sequence == 0
         transition = Transition(
-            (marker, *request.slots, *_claim_keys(request.claim)),
-            lambda draft: _acquire(draft, request, marker),
+            (completion, *request.slots, *_claim_keys(request.claim)),
+            lambda draft: _acquire(draft, request, completion),
             likely_free=request.slots[0] if is_first and len(request.slots) == 1 else "",
         )
         reply, number = self.transact(transition, timeout)
@@ -277,35 +280,35 @@ class TransitionStore(Store):
         return self.transact(renewal(leases), timeout)[0]
 
     def release(self, request: Release, /, *, timeout: float = 0) -> ReleaseReply:
-        marker = Keyspace.marker(request.keys[0], request.token.attempt)
-        keys = (marker, *request.keys, *_claim_keys(request.claim))
-        transition = Transition(keys, lambda draft: _release(draft, request, marker))
+        completion = Keyspace.completion(request.keys[0], request.token.attempt)
+        keys = (completion, *request.keys, *_claim_keys(request.claim))
+        transition = Transition(keys, lambda draft: _release(draft, request, completion))
         return self.transact(transition, timeout)[0]
 
     def mark(self, request: Mark, /, *, timeout: float = 0) -> None:
         token, claim, ttl = request.token, request.claim, request.ttl
-        marker = Keyspace.marker(request.key, token.attempt)
+        completion = Keyspace.completion(request.key, token.attempt)
 
         def decide(draft: Draft) -> None:
-            new, until = Marker(request.state, request.sequence, token.nonce), ttl
-            entry, old = draft.get(marker), draft.value(marker, Marker)
+            new, until = Completion(request.state, request.sequence, token.nonce), ttl
+            entry, old = draft.get(completion), draft.value(completion, Completion)
             if entry and old:
                 is_higher = _RANK[new.state] >= _RANK[old.state]
                 until = max(entry.ttl, ttl)
                 new = new if is_higher else old
-                if new.state is MarkerState.FINISHING:
+                if new.state is CompletionState.FINISHING:
                     until = ttl if is_higher else entry.ttl
                 new = replace(new, sequence=max(request.sequence, old.sequence))
-            draft.changes[marker] = Entry(new, until)
+            draft.changes[completion] = Entry(new, until)
             # A missing claim is not written again: the newer copy of the message may have run and
             # freed it meanwhile.
-            if claim and new.state is not MarkerState.DONE and draft.claim(claim.key):
-                draft.change_claim(claim, token.task)
+            if claim and new.state is not CompletionState.DONE and draft.claim(claim.key):
+                draft.change_claim(claim, token.call_id)
 
-        self.transact(Transition((marker, *_claim_keys(claim)), decide), timeout)
+        self.transact(Transition((completion, *_claim_keys(claim)), decide), timeout)
 
-    def admit(self, request: Admit, /, *, timeout: float = 0) -> Record | None:
-        task = request.token.task
+    def take_claim(self, request: ClaimRequest, /, *, timeout: float = 0) -> Record | None:
+        task = request.token.call_id
 
         def decide(draft: Draft) -> Record | None:
             claim = draft.claim(request.key)
@@ -325,15 +328,15 @@ class TransitionStore(Store):
         transition = Transition((request.key,), decide, likely_free=request.key)
         return self.transact(transition, timeout)[0]
 
-    def settle_claim(self, token: Token, change: ClaimChange, /, *, timeout: float = 0) -> None:
+    def change_claim(self, token: Token, change: ClaimChange, /, *, timeout: float = 0) -> None:
         def decide(draft: Draft) -> None:
             claim = draft.claim(change.key)
             if claim and (claim.phase is not Phase.RUNNING or change.phase is Phase.RUNNING):
-                draft.change_claim(change, token.task)
+                draft.change_claim(change, token.call_id)
 
         self.transact(Transition((change.key,), decide), timeout)
 
-    def authorize_tick(self, request: AuthorizeTick, /, *, timeout: float = 0) -> Authorization:
+    def authorize_run(self, request: AuthorizeRun, /, *, timeout: float = 0) -> Authorization:
         def decide(draft: Draft) -> Authorization:
             leader, found = draft.record(request.leader), draft.value(request.entry, str)
             if not leader or (leader.kind, leader.token) != (Kind.LEASE, str(request.token)):
@@ -393,11 +396,11 @@ def _claim_keys(change: ClaimChange | None) -> tuple[str, ...]:
     return (change.key,) if change else ()
 
 
-def _acquire(draft: Draft, request: Acquire, marker_key: str) -> Granted | Refused:
+def _acquire(draft: Draft, request: Acquire, completion_key: str) -> Granted | Refused:
     """Take a free slot, or the slot that the token holds or that is reserved for its attempt."""
-    marker = draft.value(marker_key, Marker)
-    if marker and (marker.state in _REFUSALS or marker.sequence > request.sequence):
-        return Refused(relation=_REFUSALS.get(marker.state, Relation.SUPERSEDED))
+    completion = draft.value(completion_key, Completion)
+    if completion and (completion.state in _REFUSALS or completion.sequence > request.sequence):
+        return Refused(relation=_REFUSALS.get(completion.state, Relation.SUPERSEDED))
     free: str | None = None
     for slot in request.slots:
         if draft.get(slot) is None:
@@ -412,18 +415,18 @@ def _acquire(draft: Draft, request: Acquire, marker_key: str) -> Granted | Refus
     if free is None:
         return _refused_by_other(draft, request, request.slots[0])
     claim = draft.claim(request.claim.key) if request.claim and request.refused_if_claimed else None
-    if request.claim and claim and claim.token != request.token.task:
+    if request.claim and claim and claim.token != request.token.call_id:
         return _refused_by_other(draft, request, request.claim.key)
     return _grant(draft, request, free)
 
 
 def _relation(record: Record | None, token: Token) -> Relation | None:
     """How the delivery ``token`` relates to the content of a slot; None if it may take the slot."""
-    # Other values are forged or foreign: claims and markers have keys of their own.
+    # Other values are forged or foreign: claims and completion records have keys of their own.
     if record is None or record.kind is Kind.CLAIM:
         return Relation.OTHER
     held = Token.parse(record.token)
-    if held.task != token.task:
+    if held.call_id != token.call_id:
         return Relation.OTHER
     held_ordinal, ordinal = (held.nesting, held.retries), (token.nesting, token.retries)
     if held_ordinal > ordinal:
@@ -434,7 +437,7 @@ def _relation(record: Record | None, token: Token) -> Relation | None:
         return Relation.EARLIER
     if record.kind is Kind.RESERVED or (record.kind is Kind.LEASE and held.nonce == token.nonce):
         return None
-    return Relation.TWIN
+    return Relation.DUPLICATE
 
 
 def _grant(draft: Draft, request: Acquire, slot: str) -> Granted:
@@ -442,7 +445,7 @@ def _grant(draft: Draft, request: Acquire, slot: str) -> Granted:
     lease = _record(Kind.LEASE, str(request.token), request.holder, fence=fence)
     draft.changes[slot] = Entry(lease, request.ttl, renewed=True)
     if request.claim is not None and not request.keeps_claim:
-        claim, task = replace(request.claim, ttl=request.ttl), request.token.task
+        claim, task = replace(request.claim, ttl=request.ttl), request.token.call_id
         draft.change_claim(claim, task, holder=request.holder, renewed=True)
     return Granted(key=slot, fence=None)
 
@@ -451,7 +454,7 @@ def _refused_by_other(draft: Draft, request: Acquire, key: str) -> Refused:
     record = draft.record(key)
     others = map(draft.record, request.slots[1:] if key == request.slots[0] else ())
     if request.claim is not None and request.frees_claim:
-        draft.change_claim(replace(request.claim, phase=None), request.token.task)
+        draft.change_claim(replace(request.claim, phase=None), request.token.call_id)
     return Refused(
         relation=Relation.OTHER, record=record, others=tuple(other for other in others if other)
     )
@@ -473,12 +476,12 @@ def _renew(draft: Draft, lease: Lease) -> Renewal:
         return LossReason.DYING if record.kind is Kind.DYING else LossReason.REPLACED
     draft.changes[lease.key] = Entry(record, lease.ttl, renewed=True)
     claim = draft.claim(lease.claim_key) if lease.claim_key else None
-    if claim and claim.token == lease.token.task and claim.ttl < lease.ttl:
+    if claim and claim.token == lease.token.call_id and claim.ttl < lease.ttl:
         draft.changes[lease.claim_key] = Entry(claim, lease.ttl, renewed=True)
     return RENEWED
 
 
-def _release(draft: Draft, request: Release, marker_key: str) -> ReleaseReply:
+def _release(draft: Draft, request: Release, completion_key: str) -> ReleaseReply:
     """Delete the keys that the token holds, or change their kind. Keep keys of other tokens."""
     reply, holder, dying = ReleaseReply.NOT_OURS, Holder(), False
     for key in request.keys:
@@ -488,28 +491,33 @@ def _release(draft: Draft, request: Release, marker_key: str) -> ReleaseReply:
             if record.kind in (Kind.LEASE, Kind.DYING):
                 draft.changes[key] = _remainder(record, request)
         elif record is not None and record.token.startswith(f"{request.token.attempt}|"):
-            reply = ReleaseReply.TWIN
+            reply = ReleaseReply.DUPLICATE
     # The worker parent has reported the end of a dying holder, and knows whether its message comes
     # back.
     keeps_claim = reply is ReleaseReply.OURS and not dying
     if request.claim is not None and (
-        keeps_claim or (reply is not ReleaseReply.TWIN and request.claim.phase is None)
+        keeps_claim or (reply is not ReleaseReply.DUPLICATE and request.claim.phase is None)
     ):
-        draft.change_claim(request.claim, request.token.task, holder=holder)
-    if reply is ReleaseReply.OURS and request.marker is None:
-        return reply  # The marker need not be read: nothing depends on it.
-    marker = draft.value(marker_key, Marker)
-    done = marker is not None and marker.state is MarkerState.DONE
-    is_ours = marker is not None and marker.nonce == request.token.nonce
+        draft.change_claim(request.claim, request.token.call_id, holder=holder)
+    if reply is ReleaseReply.OURS and request.completion is None:
+        return reply  # The completion record need not be read: nothing depends on it.
+    completion = draft.value(completion_key, Completion)
+    done = completion is not None and completion.state is CompletionState.DONE
+    is_ours = completion is not None and completion.nonce == request.token.nonce
     if done and not is_ours and reply is not ReleaseReply.OURS:
         reply = ReleaseReply.DONE
-    # DONE is sent when Celery has stored the outcome, so it holds for twins too: the request may
-    # have got no reply before the lease ended, and a twin that has the key now may never begin.
-    is_over = request.marker is MarkerState.DONE
-    if request.marker is not None and not done and (is_over or reply is not ReleaseReply.TWIN):
-        sequence = marker.sequence if marker else 0
-        new = Marker(request.marker, sequence, request.token.nonce)
-        draft.changes[marker_key] = Entry(new, request.marker_ttl)
+    # DONE is sent when Celery has stored the outcome, so it holds for duplicates too: the request
+    # may have got no reply before the lease ended, and a duplicate that has the key now may never
+    # begin.
+    is_over = request.completion is CompletionState.DONE
+    if (
+        request.completion is not None
+        and not done
+        and (is_over or reply is not ReleaseReply.DUPLICATE)
+    ):
+        sequence = completion.sequence if completion else 0
+        new = Completion(request.completion, sequence, request.token.nonce)
+        draft.changes[completion_key] = Entry(new, request.completion_ttl)
     return reply
 
 

@@ -119,7 +119,7 @@ class SingletonTask(_Base[P, R]):
         app.steps["worker"].add(_STEP)
         app.steps["consumer"].add(_CONSUMER_STEP)
         if cls.track_started:
-            # Celery writes STARTED before it calls the task. For a late twin, which will be
+            # Celery writes STARTED before it calls the task. For a late duplicate, which will be
             # dropped, that would overwrite the result of the first run. It would also mark calls
             # that will be skipped. So the task run writes STARTED.
             cls.track_started, cls.singleton_stores_started = False, True
@@ -177,9 +177,9 @@ class SingletonTask(_Base[P, R]):
             TypeError: The arguments don't fit the task's signature.
             LockKeyError: No key can be made of the arguments.
         """
-        rest = self.singleton_rest(args, kwargs)
+        suffix = self.singleton_key_suffix(args, kwargs)
         keyspace = self._runtime().keyspace
-        return None if rest is None else keyspace.lock(self.singleton_scope, rest)
+        return None if suffix is None else keyspace.lock(self.singleton_scope, suffix)
 
     def hold(self, /, *args: P.args, **kwargs: P.kwargs) -> holds.hold:
         """Hold the key of a call with these arguments in a ``with`` or ``async with`` block.
@@ -197,7 +197,7 @@ class SingletonTask(_Base[P, R]):
 
         return hold_call(self, args, kwargs)
 
-    def singleton_rest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    def singleton_key_suffix(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         """The key after the scope, for arguments that were in no message; None: no lock.
 
         The task's serializer converts them: JSON turns tuples into lists, and members of a str-Enum
@@ -208,7 +208,7 @@ class SingletonTask(_Base[P, R]):
         """
         args, kwargs = dump_models(self, args, kwargs, self.serializer)
         args, kwargs = see_as_sent(args, kwargs, self.serializer)
-        return self.singleton_key_maker.rest_of(args, kwargs)
+        return self.singleton_key_maker.key_suffix(args, kwargs)
 
     def singleton_policy(self, options: Mapping[str, Any] | None = None) -> Policy:
         """This task's policy, with the ``options`` of one call on top."""

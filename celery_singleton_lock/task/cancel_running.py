@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from ..core.events import EventName
 from ..core.heartbeat import timeout_for
 from ..core.lease import Kind, Lease, Token
-from ..core.store import Call, Refused, Relation
+from ..core.store import NewestCall, Refused, Relation
 from ..policy import ConflictAction
 from ..runtime import Runtime
 from .interrupt import is_loss
@@ -43,7 +43,7 @@ class CallOrder:
         newer: A newer call, which takes the place of this one; None: none is known.
     """
 
-    newer: Call | None = None
+    newer: NewestCall | None = None
 
     def __init__(self, runtime: Runtime, key: str, called_at: float | None, ttl: float) -> None:
         self._runtime, self._key, self._timeout = runtime, key, timeout_for(ttl)
@@ -59,11 +59,11 @@ class CallOrder:
         Raises:
             StoreError: The store refuses, or does not answer.
         """
-        call = Call(task=token.task, called_at=self.called_at)
+        call = NewestCall(call_id=token.call_id, called_at=self.called_at)
         store, ttl = self._runtime.store, self._runtime.settings.completion_ttl
         options = {"ttl": ttl, "timeout": self._timeout}
         newest = store.note_call(self._key, call, **options, reservation=reservation)
-        if newest.task != token.task:
+        if newest.call_id != token.call_id:
             self.newer = newest
             return
         self._call, self.called_at = newest, newest.called_at
@@ -96,7 +96,7 @@ class CallOrder:
             interrupt: Called once, on the heartbeat's thread, if there is a newer call.
         """
 
-        def on_newest(newest: Call) -> None:
+        def on_newest(newest: NewestCall) -> None:
             if self.newer is None and newest.is_newer_than(self._call):
                 self.newer = newest
                 interrupt()

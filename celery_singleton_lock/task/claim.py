@@ -102,7 +102,7 @@ def change(run: Run, change: ClaimChange, *, ttl: float | None = None) -> None:
     token = run.delivery.token
 
     def send(store: Store) -> None:
-        store.settle_claim(token, change, timeout=MAX_TIMEOUT)
+        store.change_claim(token, change, timeout=MAX_TIMEOUT)
 
     def give_up(why: object) -> None:
         logger.warning(UNSETTLED, change.key, why, change.key)
@@ -138,7 +138,7 @@ def _has_expired_in(run: Run, expires: Any, seconds: float) -> bool:
 
 def _message_that_ends(run: Run, claim: Claim) -> str:
     """The name of the message, if the store has newest arguments to delete; else empty."""
-    return run.delivery.token.task if claim.may_have_arguments(run.policy) else ""
+    return run.delivery.token.call_id if claim.may_have_arguments(run.policy) else ""
 
 
 def _is_rejected(task: Any, state: str | None, retval: Any) -> bool:

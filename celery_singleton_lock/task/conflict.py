@@ -29,7 +29,7 @@ _NO_WAIT: Final = 'on_conflict="queue" doesn\'t wait for the end of a period'
 _REASONS: Final = {
     Relation.DONE: "done",
     Relation.SUPERSEDED: "superseded",
-    Relation.TWIN: "delivered-twice",
+    Relation.DUPLICATE: "delivered-twice",
     Relation.EARLIER: "earlier-attempt",
     Relation.LATER: "later-attempt",
 }

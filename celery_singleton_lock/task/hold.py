@@ -172,13 +172,13 @@ def hold_call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> hold
     Raises:
         TypeError, LockKeyError: See `SingletonTask.hold`.
     """
-    rest: str | None = task.singleton_rest(args, kwargs)
-    if rest is None:
+    suffix: str | None = task.singleton_key_suffix(args, kwargs)
+    if suffix is None:
         raise LockKeyError(
             f"{task.name}: the key function returns None for these arguments, so a call with them "
             "takes no lock, and there is no key to hold"
         )
-    block = Block(rest, task.singleton_scope, task.singleton_policy().ttl, 0.0)
+    block = Block(suffix, task.singleton_scope, task.singleton_policy().ttl, 0.0)
     return hold._of(block, task.app, is_of_call=True)
 
 

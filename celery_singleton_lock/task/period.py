@@ -8,7 +8,7 @@ for the lease, and is refused if another call has the period.
 from __future__ import annotations
 
 from ..core.heartbeat import MAX_TIMEOUT
-from ..core.store import Acquire, Admit, Refused, Relation
+from ..core.store import Acquire, ClaimRequest, Refused, Relation
 from ..policy import Unique
 from .run_feature import Feature, Run
 
@@ -37,12 +37,12 @@ class Period(Feature):
     def answer(self, request: Acquire) -> Refused | None:
         """Refuse a duplicate of the call that has the period."""
         runtime = self.run.runtime
-        claim = Admit(
+        claim = ClaimRequest(
             key=self._key,
             token=request.token,
             holder=request.holder,
             ttl=self.run.policy.unique_for,
             prolongs=False,
         )
-        record = runtime.store.admit(claim, timeout=MAX_TIMEOUT)
+        record = runtime.store.take_claim(claim, timeout=MAX_TIMEOUT)
         return Refused(relation=Relation.OTHER, record=record) if record else None

@@ -68,7 +68,7 @@ class Queue(Feature):
         A header is no evidence of a place: a foreign publisher may name any key.
         """
         if self._named is not None:
-            task = request.token.task
+            task = request.token.call_id
             if self._queue.position(self._named, task, timeout=self._timeout) is not None:
                 self.run.key = self._named
                 request.slots = (self._named,)
@@ -114,7 +114,7 @@ class Queue(Feature):
             publish=self._publish,
             ended_ttl=None if ending.goes_on else ttl,
             due_in=ending.due_in,
-            first_open=ending.first_open,
+            may_return_from=ending.may_return_from,
         )
 
     def settled(self, ending: Ending) -> None:
@@ -174,7 +174,7 @@ def _take_out(run: Run, queue: CallQueue, key: str, ending: Ending) -> None:
         token=run.delivery.token,
         ended_ttl=ttl,
         sequence=run.delivery.sequence,
-        first_open=ending.first_open,
+        may_return_from=ending.may_return_from,
     )
     try:
         _, hint = queue.remove(request, timeout=timeout_for(run.policy.ttl))

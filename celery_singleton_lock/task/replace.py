@@ -37,7 +37,7 @@ class NewestArguments(Feature):
     def prepare(self, request: Acquire) -> Acquire:
         """Ask for the newest arguments with the lease."""
         assert request.claim is not None
-        arguments = Keyspace.arguments(request.claim.key, request.token.task)
+        arguments = Keyspace.arguments(request.claim.key, request.token.call_id)
         request.claim = replace(request.claim, arguments=arguments)
         return request
 

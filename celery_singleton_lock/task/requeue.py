@@ -37,7 +37,8 @@ Pace = tuple[float, float]
 #: For an earlier attempt of the same task, which releases within milliseconds: it published its
 #: retry from inside its body.
 SHORTLY: Final[Pace] = (0.05, 1.0)
-#: For started work with another holder, for twins, for a lost lease, and for an unreachable store.
+#: For started work with another holder, for duplicates, for a lost lease, and for an unreachable
+#: store.
 AGAIN: Final[Pace] = (1.0, 30.0)
 #: For a message of a newer version: another worker of its queue, which can read it, should get it.
 FOR_ANOTHER_WORKER: Final[Pace] = (4.0, 4.0)

@@ -7,9 +7,9 @@ Overview
                           | granted
                         body --interrupted--> requeue | LeaseLost | REVOKED
                           | returned or raised
-                        the message triggers more --> release early, marker "finishing"
+                        the message triggers more --> release early, completion record "finishing"
         result stored
-        after_return    release, marker "done"       (SUCCESS, FAILURE, REVOKED)
+        after_return    release, completion record "done"       (SUCCESS, FAILURE, REVOKED)
         task_postrun    release what is still held   (Retry, Ignore, Reject, SystemExit ...)
 
     The code that only some options need is in the features of a run (see `run_feature`), which the
@@ -41,10 +41,10 @@ State model::
 
 Failure handling
     No reply to the acquire: ``on_store_error``. No reply from the broker to a requeue: the message
-    is retained until the broker or the store answers. No reply to the release, or to the marker of
-    an attempt that is done: it is repeated while this process lives; then the ttl frees the key. An
-    exception in settle (a soft time limit in ``after_return``): the heartbeat discards the lease,
-    and ``task_postrun`` settles again.
+    is retained until the broker or the store answers. No reply to the release, or to the completion
+    record of an attempt that is done: it is repeated while this process lives; then the ttl frees
+    the key. An exception in settle (a soft time limit in ``after_return``): the heartbeat discards
+    the lease, and ``task_postrun`` settles again.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ from ..core.store import (
     UNSETTLED,
     Acquire,
     ClaimChange,
+    CompletionState,
     Mark,
-    MarkerState,
     Refused,
     Relation,
     Release,
@@ -168,7 +168,7 @@ class TaskRun:
     entered = False
     keeps_key_for_retry = True
     releases_early = True
-    _rest: str | None = None  # the part of the key after the scope; None: no lock
+    _key_suffix: str | None = None  # the part of the key after the scope; None: no lock
     _state = _State.OPEN
     _features: Sequence[Feature] = ()
     _waiter: Waiter | None = None
@@ -238,7 +238,7 @@ class TaskRun:
             # A claim and a place in a queue that the message has from before end with the task.
             return body()
         self._make_key(args, kwargs)
-        if self._rest is None or (held_lease.get() and held_here(self.key)):
+        if self._key_suffix is None or (held_lease.get() and held_here(self.key)):
             return body()
         try:
             reply = self._acquire()
@@ -331,7 +331,7 @@ class TaskRun:
     @property
     def computed_key(self) -> str:
         """The key of the arguments. `key` differs from it if another key's queue has the call."""
-        return self.runtime.keyspace.lock(self.task.singleton_scope, self._rest or "")
+        return self.runtime.keyspace.lock(self.task.singleton_scope, self._key_suffix or "")
 
     def _refuse_newer(self, header: Mapping[str, Any]) -> NoReturn:
         """Requeue a message with the header of a newer version, unread, for a worker that reads it.
@@ -357,10 +357,10 @@ class TaskRun:
     def _make_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         task, policy, keyspace = self.task, self.policy, self.runtime.keyspace
         # The arguments of an eager call were in no message.
-        rest_of = task.singleton_rest if self.eager else task.singleton_key_maker.rest_of
-        self._rest = rest = rest_of(args, kwargs)
-        self.key = keyspace.lock(task.singleton_scope, rest or "")
-        if policy.unique is not None and rest is not None and self.claim is None:
+        suffix_of = task.singleton_key_suffix if self.eager else task.singleton_key_maker.key_suffix
+        self._key_suffix = suffix = suffix_of(args, kwargs)
+        self.key = keyspace.lock(task.singleton_scope, suffix or "")
+        if policy.unique is not None and suffix is not None and self.claim is None:
             self.claim = claims.taken_by_run(self)
 
     def _operation(self) -> Acquire:
@@ -649,9 +649,9 @@ class TaskRun:
             return round(delay, 3)  # its sequence can't be read, so the copy has the same
         try:
             queued = claims.queued(self, claim, delay) if claim else None
-            self._mark(MarkerState.WAITING, copy.sequence, delay, queued)
+            self._mark(CompletionState.WAITING, copy.sequence, delay, queued)
         except StoreError:
-            pass  # without the marker, a redelivery of this message would be a second copy
+            pass  # without the record, a redelivery of this message would be a second copy
         return round(delay, 3)
 
     # --- the body --------------------------------------------------------------------------------
@@ -727,11 +727,12 @@ class TaskRun:
         if not ((links or request.chord) and self.releases_early) and not lease.lost:
             return  # the lease is released after the result is stored
         # The messages that Celery publishes next must not conflict with this lease. Until they are
-        # sent, the work is not done: meanwhile a marker that expires makes the store refuse twins.
+        # sent, the work is not done: meanwhile a completion record that expires makes the store
+        # refuse duplicates.
         claim = claims.freed(self, ended=not self.acks_late)
         release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
-            release.marker, release.marker_ttl = MarkerState.FINISHING, self.policy.ttl
+            release.completion, release.completion_ttl = CompletionState.FINISHING, self.policy.ttl
         self._release_early(lease, release)
 
     def _interrupted(self, lease: Lease) -> Any:
@@ -742,7 +743,7 @@ class TaskRun:
         goes_back = self._goes_back(self.request)
         retried = not goes_back and is_retried(self.task, error)
         self._leaves_claim = retried and self.claim is not None
-        # With acks_late, the message ends with the marker "done".
+        # With acks_late, the message ends with the completion record "done".
         claim = None if goes_back or retried else claims.freed(self, ended=not self.acks_late)
         self._release_early(lease, Release.of(lease, claim))
         if goes_back:
@@ -753,25 +754,26 @@ class TaskRun:
         return fail_as_body(self.task, error)
 
     def _release_early(self, lease: Lease, release: Release) -> None:
-        """Release before the result is stored. If a twin took over, the twin's result counts.
+        """Release before the result is stored. If a duplicate took over, the duplicate's result
+        counts.
 
         Raises:
             Ignore: Another delivery of this attempt has the lease, or has finished.
         """
-        ending = Ending(goes_on=release.marker is None)
+        ending = Ending(goes_on=release.completion is None)
         reply = self._locker.release(lease, self._completed(release, ending))
         # Last: after an exception from a signal handler before this line, settle() releases the
         # lease again, because the store may not have got this release.
         self._state = _State.RELEASED
-        if reply not in (ReleaseReply.TWIN, ReleaseReply.DONE):
+        if reply not in (ReleaseReply.DUPLICATE, ReleaseReply.DONE):
             return
         self._state = _State.SETTLED  # the attempt is not done, or not by this run
-        is_twin = reply is ReleaseReply.TWIN
-        if is_twin and self.acks_late and why_not(self.task, self.request) is None:
+        is_duplicate = reply is ReleaseReply.DUPLICATE
+        if is_duplicate and self.acks_late and why_not(self.task, self.request) is None:
             # With Redis as the broker, all deliveries of a message have the same delivery tag.
-            # Giving up this delivery acknowledges the twin's too, and if the twin's worker died
-            # now, the job would be lost. The copy waits for the twin's end, and is dropped if the
-            # twin succeeds.
+            # Giving up this delivery acknowledges the duplicate's too, and if the duplicate's
+            # worker died now, the job would be lost. The copy waits for the duplicate's end, and is
+            # dropped if the duplicate succeeds.
             copy = replace(self.delivery, started=True, tries=0)
             self._requeue(copy, AGAIN, _LEFT, None)
         self.emit(EventName.DROPPED, reason=_LEFT)
@@ -790,7 +792,7 @@ class TaskRun:
 
     def has_key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a message with these arguments has the key of this run, or none."""
-        return self.task.singleton_key_maker.rest_of(args, kwargs) in (None, self._rest)
+        return self.task.singleton_key_maker.key_suffix(args, kwargs) in (None, self._key_suffix)
 
     def stop_waiting(self) -> None:
         """Leave the wait queue; idempotent."""
@@ -848,8 +850,8 @@ class TaskRun:
             min_hold = self.policy.min_hold if began else 0.0
             release = Release.of(lease, claim, min_hold=min_hold)
             if began and self.acks_late:
-                release.marker = MarkerState.DONE
-                release.marker_ttl = self.runtime.settings.completion_ttl
+                release.completion = CompletionState.DONE
+                release.completion_ttl = self.runtime.settings.completion_ttl
             self._locker.release(lease, self._completed(release, Ending()))
         elif claim is not None:
             claims.change(self, claim)
@@ -868,9 +870,10 @@ class TaskRun:
             release = Release.of(lease, claims.freed(self))
         if self._features:
             release = self._completed(release, self._ending(state, retval))
-        if state is None or release.marker is not None or release.queued:
+        if state is None or release.completion is not None or release.queued:
             # This process may be about to end, or the message is acknowledged next and only the
-            # marker keeps its twins from running again. So this release waits for the reply.
+            # completion record keeps its duplicates from running again. So this release waits for
+            # the reply.
             self._locker.release(lease, release)
         else:
             # No later step depends on the reply: the result is stored, and Celery sends the same
@@ -888,8 +891,8 @@ class TaskRun:
             return Release.of(lease, claim)
         release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
-            release.marker = MarkerState.DONE
-            release.marker_ttl = self.runtime.settings.completion_ttl
+            release.completion = CompletionState.DONE
+            release.completion_ttl = self.runtime.settings.completion_ttl
         if retry_in is not None and self.policy.hold_on_retry and self.keeps_key_for_retry:
             release.reserve(retry_in + self.policy.ttl)  # its countdown, and a ttl in the queue
         return release
@@ -906,8 +909,8 @@ class TaskRun:
             return Ending(goes_on=True, due_in=due_in)
         retries = self.delivery.token.retries
         if is_retry or joined is not None:
-            return Ending(first_open=retries + 1)
-        return Ending(first_open=None if is_done(self.task, state, retval) else retries)
+            return Ending(may_return_from=retries + 1)
+        return Ending(may_return_from=None if is_done(self.task, state, retval) else retries)
 
     def _settle_without_lease(
         self, request: Acquire | None, state: str | None, retval: Any
@@ -942,21 +945,21 @@ class TaskRun:
         retry_in = self._retry_in(retval) if isinstance(retval, Retry) else None
         change = claims.after(self, self.claim, state, retval, retry_in)
         try:
-            self._mark(MarkerState.WAITING, self.delivery.sequence, 0.0, change)
+            self._mark(CompletionState.WAITING, self.delivery.sequence, 0.0, change)
         except StoreError as exc:
             logger.warning(UNSETTLED, change.key, exc, change.key)
 
     def _leave_queue(self, state: str | None, retval: Any) -> None:
         """Take a call out of its queue that ends without a lease."""
         ending = self._ending(state, retval)
-        if self._rest is None and isinstance(retval, Retry):
-            ending = Ending(first_open=self.delivery.token.retries + 1)  # it has no key either
+        if self._key_suffix is None and isinstance(retval, Retry):
+            ending = Ending(may_return_from=self.delivery.token.retries + 1)  # it has no key either
         leave(self, ending)
 
     def _mark(
-        self, state: MarkerState, sequence: int, delay: float, claim: ClaimChange | None
+        self, state: CompletionState, sequence: int, delay: float, claim: ClaimChange | None
     ) -> None:
-        """Raise the marker of this attempt.
+        """Raise the completion record of this attempt.
 
         Raises:
             StoreError: The store did not answer.
@@ -965,7 +968,7 @@ class TaskRun:
         self.runtime.store.mark(request, timeout=MAX_TIMEOUT)
 
     def _mark_request(
-        self, state: MarkerState, sequence: int, delay: float, claim: ClaimChange | None
+        self, state: CompletionState, sequence: int, delay: float, claim: ClaimChange | None
     ) -> Mark:
         token, ttl = self.delivery.token, self.runtime.settings.completion_ttl + delay
         return Mark(key=self.key, token=token, state=state, ttl=ttl, sequence=sequence, claim=claim)
@@ -973,7 +976,7 @@ class TaskRun:
     def _mark_done(self, claim: ClaimChange | None) -> None:
         """Mark this attempt as done; repeated until the store answers."""
         runtime, key, task, task_id = self.runtime, self.key, self.task.name, str(self.request.id)
-        mark = self._mark_request(MarkerState.DONE, self.delivery.sequence, 0.0, claim)
+        mark = self._mark_request(CompletionState.DONE, self.delivery.sequence, 0.0, claim)
 
         def report(why: object, action: str = "not-marked-as-done") -> None:
             runtime.outages.report(why, action, key=key, task=task, task_id=task_id, repeats=True)
@@ -995,10 +998,10 @@ class TaskRun:
             when = signature.options.get("countdown") or when
         if signature is not None and self.key:
             try:
-                rest = self.task.singleton_rest(signature.args, signature.kwargs)
+                suffix = self.task.singleton_key_suffix(signature.args, signature.kwargs)
             except (TypeError, ValueError):
                 return None
-            if rest != self._rest:
+            if suffix != self._key_suffix:
                 return None
         return seconds_until(when, self.task.app)
 

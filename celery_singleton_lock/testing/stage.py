@@ -13,7 +13,7 @@ from celery import Celery
 from ..celery_compat import real_app
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Kind, Lease, Record, Token
-from ..core.store import Admit, ClaimChange
+from ..core.store import ClaimChange, ClaimRequest
 from ..errors import DuplicateTask
 from ..message.header import mint_nonce
 from ..message.skipped import is_skipped
@@ -156,10 +156,10 @@ def hold_claim(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[AsyncResult[
         DuplicateTask: An equal call has the claim already.
         ValueError: The task's key function returns "no lock" for these arguments.
     """
-    rest, app, nonce = _rest_of(task, args, kwargs), task.app, mint_nonce()
+    suffix, app, nonce = _key_suffix(task, args, kwargs), task.app, mint_nonce()
     runtime = Runtime.of(app, eager=bool(app.conf.task_always_eager))
     store, keyspace = runtime.store, runtime.keyspace
-    key, token = keyspace.lock(task.singleton_scope, rest), Token(f"claim-{nonce}", 0, 0, nonce)
+    key, token = keyspace.lock(task.singleton_scope, suffix), Token(f"claim-{nonce}", 0, 0, nonce)
     holder = Holder(
         task=task.name,
         task_id=token.task_id,
@@ -170,20 +170,20 @@ def hold_claim(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[AsyncResult[
     ttl = task.singleton_policy().unique_for
     with ExitStack() as stack:
         for name in (keyspace.claim(task.name, key), keyspace.period(task.name, key)):
-            request = Admit(key=name, token=token, holder=holder, ttl=ttl)
-            if (existing := store.admit(request, timeout=MAX_TIMEOUT)) is not None:
+            request = ClaimRequest(key=name, token=token, holder=holder, ttl=ttl)
+            if (existing := store.take_claim(request, timeout=MAX_TIMEOUT)) is not None:
                 task_id = Token.task_id_of(existing.token)
                 raise DuplicateTask(f"{task_id} has the claim {name!r}", task_id, existing.ttl)
             freed = ClaimChange(key=name, phase=None)
-            stack.callback(store.settle_claim, token, freed, timeout=MAX_TIMEOUT)
+            stack.callback(store.change_claim, token, freed, timeout=MAX_TIMEOUT)
         yield task.AsyncResult(token.task_id)
 
 
-def _rest_of(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    rest: str | None = task.singleton_rest(args, kwargs)
-    if rest is None:
+def _key_suffix(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    suffix: str | None = task.singleton_key_suffix(args, kwargs)
+    if suffix is None:
         raise ValueError(f"{task.name} takes no lock for these arguments")
-    return rest
+    return suffix
 
 
 def lose_lease(lease: Lease | None = None, *, app: Celery | None = None) -> Lease:

@@ -26,7 +26,7 @@ State model
 
 Failure handling
     If the store does not answer, the parent waits for one reply only. It passes that release and
-    the following ones to the `StoreQueue`, which retries until the ttl has freed the key. The claim
+    the following ones to the `RetryQueue`, which retries until the ttl has freed the key. The claim
     of a message that was revoked or has expired is always freed there: no event of the message
     depends on it, and there may be thousands at once.
 """
@@ -67,7 +67,7 @@ _DYING_TIMEOUT: Final = 0.3
 _REPLIES: Final = {
     ReleaseReply.OURS: "its lease is released",
     ReleaseReply.NOT_OURS: "its lease had already ended",
-    ReleaseReply.TWIN: "another delivery of the message holds the key now",
+    ReleaseReply.DUPLICATE: "another delivery of the message holds the key now",
 }
 
 
@@ -103,7 +103,7 @@ def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -
     if not isinstance(memory, SharedMemory):
         # Only prefork pools have one. A greenlet has ended and released its lease before Celery
         # reports it, but did not know whether the message is requeued.
-        settle_claim(request, comes_back)
+        change_claim(request, comes_back)
         return
     if request.worker_pid in (None, os.getpid()):
         return
@@ -131,10 +131,10 @@ def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -
     if become is None:
         memory.settle(request.worker_pid)
     if not has_claim:
-        settle_claim(request, comes_back)  # the child holds no lease: it waits, or has released it
+        change_claim(request, comes_back)  # the child holds no lease: it waits, or has released it
 
 
-def settle_claim(request: Any, comes_back: bool) -> None:
+def change_claim(request: Any, comes_back: bool) -> None:
     """Change the claim of a message that no body runs."""
     if settling := _settling(request, comes_back):
         ask(Runtime.of(request.app), *settling)
@@ -168,7 +168,7 @@ def _settling(
     token = _token(request)
     what = f"{request.task.name}[{request.id}] has ended with the claim {change.key}"
     ttl = change.ttl or request.task.singleton_policy().unique_for
-    return what, ttl, lambda store: store.settle_claim(token, change, timeout=TIMEOUT)
+    return what, ttl, lambda store: store.change_claim(token, change, timeout=TIMEOUT)
 
 
 def _claim_after(
@@ -199,7 +199,7 @@ def _claim_after(
         return claim.freed()
     is_rejected = celery_compat.dead_letters(task) and not celery_compat.acks_failures(task)
     comes_back_later = is_rejected and not celery_compat.is_revoked(request)
-    return claim.freed("" if comes_back_later else _token(request).task)
+    return claim.freed("" if comes_back_later else _token(request).call_id)
 
 
 def _token(request: Any) -> Token:

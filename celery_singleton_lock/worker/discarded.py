@@ -75,11 +75,11 @@ def _free_claim(app: Any, headers: Mapping[str, Any], reason: str) -> None:
     token, claim = claim_in(headers, runtime)
     if claim is None:
         return
-    change = claim.freed("" if claim.arguments is None else token.task)
+    change = claim.freed("" if claim.arguments is None else token.call_id)
     task = f"{headers.get('task') or ''}[{token.task_id}]"
 
     def settle(store: Store) -> None:
-        store.settle_claim(token, change, timeout=TIMEOUT)
+        store.change_claim(token, change, timeout=TIMEOUT)
         report(task, reason)
 
     what = f"{task} has ended with the claim {claim.key}"

@@ -1,7 +1,7 @@
 """Requests of the worker's main thread to the store, which must not wait for a store that is away.
 
 The main thread runs Celery's event loop or consumes messages, and serves all bodies. A claim of a
-message that was discarded (revoked, expired) is freed by the thread of the `StoreQueue`, in every
+message that was discarded (revoked, expired) is freed by the thread of the `RetryQueue`, in every
 pool. The release of a dead child's lease is sent by the main thread, because the key must be free
 before Celery requeues the message. If the store does not answer, the queue repeats it, and takes
 the following ones at once.
@@ -34,7 +34,7 @@ def ask(
     request: Callable[[Store], object],
     give_up: Callable[[object], None] = lambda why: None,
 ) -> None:
-    """Send ``request``, or pass it to the `StoreQueue` if the store does not answer. Never raises.
+    """Send ``request``, or pass it to the `RetryQueue` if the store does not answer. Never raises.
 
     If the store does not answer, the parent waits for it once, not for each lease of each dead
     child. A refused request is repeated, too.
@@ -62,7 +62,7 @@ def ask_later(
     request: Callable[[Store], object],
     give_up: Callable[[object], None] = lambda why: None,
 ) -> None:
-    """Pass ``request`` to the `StoreQueue`: nothing waits for its reply. See `ask`."""
+    """Pass ``request`` to the `RetryQueue`: nothing waits for its reply. See `ask`."""
     given_up = _given_up(what, ttl, give_up)
     queue = runtime.locker.queue
     if not (refusal := queue.put(request, ttl, given_up)):

@@ -149,7 +149,7 @@ class QueueLook:
 
     def _hint_again(self, hint: Hint, message: StoredMessage | None) -> None:
         """Publish a call again, unless it has ended, and its worker has not told the store."""
-        task_id = Token.task_id_of(hint.task)
+        task_id = Token.task_id_of(hint.call_id)
         is_doubtful = hint.has_begun or (hint.copies > 1 and is_random(task_id))
         if message is None or not is_doubtful:
             self._publish(hint)
@@ -177,13 +177,13 @@ class QueueLook:
         It was lost, or the process that cancelled it has died meanwhile.
         """
         reason = "lost" if hint.has_begun else "cancelled"
-        task_id = Token.task_id_of(hint.task)
+        task_id = Token.task_id_of(hint.call_id)
         if not self._within(lambda: has_ended(self._app, task_id, message)):
             if hint.has_begun:
                 self._within(lambda: fail_lost(self._app, task_id, message, hint.begins))
             else:
                 self._within(lambda: revoke(self._app, task_id, message, TAKEN_OUT))
-        token, task = Token.parse(f"{hint.task}|0.0|-"), ""
+        token, task = Token.parse(f"{hint.call_id}|0.0|-"), ""
         if message is not None:
             token, task = token_of(message.headers), str(message.headers.get("task") or "")
             free_claim(self._runtime, message, timeout=MAX_TIMEOUT)

@@ -41,7 +41,7 @@ from ..message.header import (
 )
 from ..runtime import Runtime
 from . import queue_end
-from .dead_child import discard_claim, is_alive, is_requeued, settle_claim, settle_leases
+from .dead_child import change_claim, discard_claim, is_alive, is_requeued, settle_leases
 from .message_origin import find_origin
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -201,7 +201,7 @@ class SingletonRequestMixin:
             elif self.task.acks_late:
                 # A body that ended by such an exception has settled its lease, but did not know
                 # whether Celery requeues the message. A body that continues keeps its claim.
-                settle_claim(self, comes_back)
+                change_claim(self, comes_back)
             if not comes_back:
                 reason = "lost" if is_lost else "ended"
                 queue_end.discard(self.app, self.request_dict, reason)

@@ -2,7 +2,7 @@
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, the lock store (else the result
 backend); TTL, seconds; SETTINGS, a JSON object of further settings; WITHOUT, the protections to
-take out for a twin that must fail: ``parent-heartbeat``.
+take out for a variant that must fail: ``parent-heartbeat``.
 """
 
 from __future__ import annotations

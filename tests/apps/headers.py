@@ -1,6 +1,6 @@
 """Messages whose headers other code has changed, and tasks that publish themselves again.
 
-Each task has a twin without a lock, which has to run as often. A body that is given a gate
+Each task has a variant without a lock, which has to run as often. A body that is given a gate
 (`tests.apps.gate`) ends when its test opens the gate.
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; FOREIGN, what changes the headers: ``nested``,

@@ -1,9 +1,9 @@
 """Bodies that lose their lease or are ended from outside; all tasks share the keys of one scope.
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, the lock store (else the result
-backend); TTL, seconds; SOFT_SHUTDOWN, seconds; WITHOUT, the protections to take out for a twin that
-must fail: ``postrun`` (what settles an exit without ``after_return``), ``parent`` (what frees a
-dead child's key).
+backend); TTL, seconds; SOFT_SHUTDOWN, seconds; WITHOUT, the protections to take out for a variant
+that must fail: ``postrun`` (what settles an exit without ``after_return``), ``parent`` (what frees
+a dead child's key).
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def late(
 
 @singleton_task(**SHARED, on_lost="continue")
 def deaf(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> Any:
-    """Nothing interrupts it: the twin of `early` that overlaps."""
+    """Nothing interrupts it: the variant of `early` that overlaps."""
     return work(self, key, way, seconds)
 
 

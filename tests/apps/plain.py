@@ -1,4 +1,5 @@
-"""An app without any lock: what the harness is tested with, and the must-fail twin of lock tests.
+"""An app without any lock: what the harness is tested with, and the must-fail variant of lock
+tests.
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; ACKS_LATE=1; TICK, seconds, for Beat.
 """

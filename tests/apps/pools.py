@@ -4,9 +4,9 @@ Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, a store of its own; 
 object of further settings; TTL, seconds; EARLY=1; TICK, seconds, for Beat; UNOBSERVED=1: nothing
 is connected to `lease_released`; SLOW, an observer of losses that blocks until the gate
 ``observer`` opens: ``signal``, or ``log``; COUNTED=1: one that uses the client of the bodies;
-WITHOUT, the protection that a must-fail twin goes without: ``renewal``, ``native`` (the heartbeat
-becomes a thread like any other), ``lock`` (of `tick`), ``observers`` (they run on the heartbeat's
-thread), ``hub`` (they run in native threads).
+WITHOUT, the protection that a must-fail variant goes without: ``renewal``, ``native`` (the
+heartbeat becomes a thread like any other), ``lock`` (of `tick`), ``observers`` (they run on the
+heartbeat's thread), ``hub`` (they run in native threads).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m tests.apps.redlock_contender <store url> <key> <grants> <quorum>
 
 Each line is one hold: its begin and end on CLOCK_MONOTONIC. ``quorum`` replaces the majority, for a
-twin that must fail; 0 leaves it. It begins when a line comes on its standard input, after it has
+variant that must fail; 0 leaves it. It begins when a line comes on its standard input, after it has
 said "ready".
 """
 

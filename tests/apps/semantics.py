@@ -102,7 +102,7 @@ def body(task: Any, name: str, **data: Any) -> Iterator[None]:
 
 @app.task(bind=True)
 def unlocked(self: Any, name: str, gate: str | None = None) -> str:
-    """The twin without a lock."""
+    """The variant without a lock."""
     with body(self, name):
         pass_gate(gate)
     return name

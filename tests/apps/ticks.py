@@ -22,7 +22,7 @@ from celery import Celery
 from celery.schedules import crontab
 from celery.signals import beat_init, before_task_publish
 
-from celery_singleton_lock.core.store import Authorization, AuthorizeTick
+from celery_singleton_lock.core.store import Authorization, AuthorizeRun
 from celery_singleton_lock.instrumentation import beat_leading
 from celery_singleton_lock.stores.redis.store import RedisStore
 
@@ -49,10 +49,10 @@ def ambush(place: str) -> None:
         os.kill(os.getpid(), getattr(signal, signal_name))
 
 
-_authorize_tick = RedisStore.authorize_tick
+_authorize_tick = RedisStore.authorize_run
 
 
-def authorize_tick(self: RedisStore, request: AuthorizeTick, *, timeout: float) -> Authorization:
+def authorize_run(self: RedisStore, request: AuthorizeRun, *, timeout: float) -> Authorization:
     """Called by beat when it has looked at its lease for the last time."""
     ambush("authorize")
     return _authorize_tick(self, request, timeout=timeout)
@@ -60,7 +60,7 @@ def authorize_tick(self: RedisStore, request: AuthorizeTick, *, timeout: float) 
 
 @beat_init.connect
 def prepare_beat(**_: Any) -> None:
-    RedisStore.authorize_tick = authorize_tick  # type: ignore[method-assign]
+    RedisStore.authorize_run = authorize_run  # type: ignore[method-assign]
 
 
 @before_task_publish.connect

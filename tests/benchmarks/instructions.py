@@ -133,13 +133,13 @@ def _refusal_on_one_host(site: Site) -> Instructions:
 
 def _key(site: Site) -> Instructions:
     """What a worker makes of the arguments of a call and a template."""
-    return least(lambda: site.ours.singleton_key_maker.rest_of(["k"], {}))
+    return least(lambda: site.ours.singleton_key_maker.key_suffix(["k"], {}))
 
 
 def _key_of_all(_: Site) -> Instructions:
     """The same where the key is made of all arguments: a number of each kind."""
     signature = inspect.signature(lambda number, seconds: None)
-    make = KeyMaker(None, signature, json.dumps).rest_of
+    make = KeyMaker(None, signature, json.dumps).key_suffix
     return least(lambda: make((7, 0.5), {}))
 
 

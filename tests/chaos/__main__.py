@@ -7,10 +7,10 @@
     make chaos ARGS="--store etcd --hosts 3"
     make chaos ARGS="--pool threads"
     make chaos ARGS="--churn --hours 3"
-    make chaos ARGS="--twins"
+    make chaos ARGS="--variants"
     make chaos ARGS="--controls"
 
-Ends with 0 if the lock kept its promises (and every twin was caught), else with 1.
+Ends with 0 if the lock kept its promises (and every variant was caught), else with 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.chaos.publisher import MIX, QUEUE_MIX
 from tests.chaos.report import report
 from tests.chaos.schedule import SORTS
 from tests.chaos.site import Plan
-from tests.chaos.twins import TWINS, Twin
+from tests.chaos.variants import VARIANTS, Variant
 
 
 def main() -> int:
@@ -40,18 +40,20 @@ def main() -> int:
     out = options.out or Path(tempfile.mkdtemp(prefix="chaos-"))
     out.mkdir(parents=True, exist_ok=True)
     print(f"history, logs and pictures: {out}", flush=True)
-    twins = [twin for twin in TWINS if not options.only or twin.name in options.only]
-    of_twins = (options.twins or options.controls) and any(t.campaign.plan.hosts for t in twins)
-    if options.hosts or of_twins:
+    variants = [variant for variant in VARIANTS if not options.only or variant.name in options.only]
+    of_variants = (options.variants or options.controls) and any(
+        t.campaign.plan.hosts for t in variants
+    )
+    if options.hosts or of_variants:
         try:
             enter_network()
         except HostsUnavailable as error:
             print(error, file=sys.stderr)
             return 1
-    if options.twins:
-        return _twins(out, twins)
+    if options.variants:
+        return _variants(out, variants)
     if options.controls:
-        return _controls(out, twins)
+        return _controls(out, variants)
     return max(_campaign(options, seed, out / f"seed-{seed}") for seed in options.seed)
 
 
@@ -90,17 +92,20 @@ def _campaign(options: argparse.Namespace, seed: int, directory: Path) -> int:
     return 1 if outcome.verdict.violations else 0
 
 
-def _twins(out: Path, twins: list[Twin]) -> int:
+def _variants(out: Path, variants: list[Variant]) -> int:
     status = 0
-    for twin in twins:
+    for variant in variants:
         began = time.monotonic()
-        outcome = run(twin.campaign, out / twin.name)
-        (out / twin.name / "report.txt").write_text(report(outcome))
+        outcome = run(variant.campaign, out / variant.name)
+        (out / variant.name / "report.txt").write_text(report(outcome))
         draw_all(outcome)
-        caught = outcome.verdict.of(twin.caught_by)
+        caught = outcome.verdict.of(variant.caught_by)
         took = time.monotonic() - began
         word = "caught" if caught else "NOT CAUGHT"
-        print(f"{word} in {took:3.0f} s: {twin.name}: {len(caught)} x {twin.caught_by}", flush=True)
+        print(
+            f"{word} in {took:3.0f} s: {variant.name}: {len(caught)} x {variant.caught_by}",
+            flush=True,
+        )
         if caught:
             print(f"    {caught[0].text}", flush=True)
         else:
@@ -109,13 +114,13 @@ def _twins(out: Path, twins: list[Twin]) -> int:
     return status
 
 
-def _controls(out: Path, twins: list[Twin]) -> int:
+def _controls(out: Path, variants: list[Variant]) -> int:
     status = 0
-    for twin in twins:
-        outcome = run(twin.control(), out / f"{twin.name}-whole")
+    for variant in variants:
+        outcome = run(variant.control(), out / f"{variant.name}-whole")
         found = len(outcome.verdict.violations)
         sections = outcome.verdict.counts["critical sections"]
-        print(f"{found} violations in {sections} sections: {twin.name}, whole", flush=True)
+        print(f"{found} violations in {sections} sections: {variant.name}, whole", flush=True)
         if found:
             status = 1
             print(report(outcome), flush=True)
@@ -150,11 +155,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--keys", type=int, default=8)
     parser.add_argument("--queue", action="store_true", help='tasks with on_conflict="queue" alone')
     parser.add_argument("--out", type=Path, default=None, help="a directory to keep")
-    parser.add_argument("--twins", action="store_true", help="the locks broken on purpose")
+    parser.add_argument("--variants", action="store_true", help="the locks broken on purpose")
     parser.add_argument(
-        "--controls", action="store_true", help="the twins' campaigns with the lock whole"
+        "--controls", action="store_true", help="the variants' campaigns with the lock whole"
     )
-    parser.add_argument("--only", type=_names, default=(), help="names of twins")
+    parser.add_argument("--only", type=_names, default=(), help="names of variants")
     options = parser.parse_args()
     if options.hours:
         options.minutes = 60 * options.hours

@@ -230,7 +230,7 @@ def held_async(self: Any, key: str, steps: int, seconds: float) -> str:
 
 
 def _done_file(task: Any) -> Path:
-    """Where a plain task notes that its job is done: ``hold()`` leaves no marker.
+    """Where a plain task notes that its job is done: ``hold()`` leaves no completion record.
 
     A body that outlasts the visibility timeout is delivered again. Without a note that delivery
     would run later, outlast it too, and so on for ever.

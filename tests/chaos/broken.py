@@ -23,8 +23,8 @@ from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Lease, Token
+from celery_singleton_lock.core.retry_queue import RetryQueue
 from celery_singleton_lock.core.store import Acquire, GrantedArguments
-from celery_singleton_lock.core.store_queue import StoreQueue
 from celery_singleton_lock.stores.redis import scripts as redis_scripts
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.redlock.store import RedlockStore
@@ -101,7 +101,7 @@ def _without_local_deadline() -> None:
 
 
 def _without_nonce() -> None:
-    """All deliveries of a message look the same, so a twin is granted its sibling's lease."""
+    """All deliveries of a message look the same, so a duplicate is granted its sibling's lease."""
     module: Any = request_module
     module.mint_nonce = lambda: "0"
 
@@ -234,7 +234,7 @@ def _without_discards() -> None:
 
 def _without_repetition() -> None:
     """What the store does not answer is not sent again."""
-    StoreQueue.catch_up = lambda self: self._unanswered.clear()  # type: ignore[method-assign]
+    RetryQueue.catch_up = lambda self: self._unanswered.clear()  # type: ignore[method-assign]
 
 
 BREAKAGES: dict[str, Callable[[], None]] = {

@@ -231,10 +231,10 @@ def run_again(
     """Bodies of late jobs whose lock was asked for after the job's success was recorded.
 
     It is recorded when the store has acknowledged the release of a body that succeeded and whose
-    task ended as SUCCESS: from then on it has a done marker. It must be recorded if the process
-    has lived on and reached the store (see `ends`). (A body whose lease was past its deadline at
-    the end writes the marker in a request of its own. If that is given up, an event says that the
-    job may run twice.)
+    task ended as SUCCESS: from then on it has a done completion record. It must be recorded if the
+    process has lived on and reached the store (see `ends`). (A body whose lease was past its
+    deadline at the end writes the completion record in a request of its own. If that is given up,
+    an event says that the job may run twice.)
     """
     of_job: dict[str, list[Body]] = defaultdict(list)
     for body in found:
@@ -245,7 +245,7 @@ def run_again(
     violations = []
     for job, (at, first) in recorded.items():
         for body in of_job[job]:
-            # An earlier attempt has a marker of its own, and may not have written it.
+            # An earlier attempt has a completion record of its own, and may not have written it.
             if body.asked <= at or body.run == first.run or body.attempt != first.attempt:
                 continue
             lost_marker = not keeps_markers and any(

@@ -1,9 +1,9 @@
 """When a process must have told the store that a job is done: pure functions.
 
-A release, with the marker of a job that is done, is repeated until the store answers, while its
-process lives; so is the end of the claim of a message that was discarded. So it has arrived once
-the process has run for some seconds without a fault between it and the store. Not so if the store
-refused it.
+A release, with the completion record of a job that is done, is repeated until the store answers,
+while its process lives; so is the end of the claim of a message that was discarded. So it has
+arrived once the process has run for some seconds without a fault between it and the store. Not so
+if the store refused it.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ def unreported_losses(
             reported = reports[body.lease, body.fence]
             if reported.count("lost") == 1 and "released" not in reported:
                 continue
-            # The second one, where there is one, is of the marker that a done attempt leaves.
+            # The second one, where there is one, is of the completion record that a done attempt
+            # leaves.
             if reported in (["release-failed"], ["release-failed"] * 2):
                 excused["losses unknown to a process whose release the store did not answer"] += 1
             elif (

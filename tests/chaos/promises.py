@@ -17,8 +17,8 @@ class Promise:
         fences: Each grant has a fence. (Where there are fences, they rise, in every store.)
         forgets: The store may lose what it has acknowledged, where the history says so. Without,
             two bodies never overlap.
-        keeps_markers: Done markers and claims are kept as well as leases. Without, they may be lost
-            where the history says so: a late redelivery may run again.
+        keeps_markers: Done completion records and claims are kept as well as leases. Without, they
+            may be lost where the history says so: a late redelivery may run again.
         orders_calls: It has ``on_conflict="cancel_running"`` and ``on_duplicate="replace"``.
         through_proxies: It is one server, which workers reach through a proxy each.
     """

@@ -415,8 +415,8 @@ def keys_left(client: redis.Redis) -> dict[str, str]:
             milliseconds: Any = client.pttl(key)
             left[key] = f"held: {value}, for {'ever' if milliseconds == -1 else milliseconds / 1e3}"
         elif client.pttl(key) == -1:
-            # A marker, and the newest call, stay for an hour: for copies and calls that come late;
-            # arguments of a message that was lost stay for a week.
+            # A completion record, and the newest call, stay for an hour: for copies and calls that
+            # come late; arguments of a message that was lost stay for a week.
             left[key] = f"has no ttl: {value}"
     return left
 

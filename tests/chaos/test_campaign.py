@@ -19,15 +19,15 @@ from tests.chaos.pictures import draw_all
 from tests.chaos.publisher import QUEUE_MIX
 from tests.chaos.report import report
 from tests.chaos.site import Plan
-from tests.chaos.twins import TWINS, Twin
 from tests.chaos.usage import KINDS, usages
+from tests.chaos.variants import VARIANTS, Variant
 from tests.conftest import missing, need_a_server
 from tests.harness.journal import events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SEED = 5
-ON_ONE_HOST = [twin for twin in TWINS if not twin.campaign.plan.hosts]
+ON_ONE_HOST = [variant for variant in VARIANTS if not variant.campaign.plan.hosts]
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +94,7 @@ def test_each_holder_is_notified_of_a_restart_without_data_within_a_second(tmp_p
     assert outcome.verdict.counts["leases taken by a restart of the store"] > 5
 
 
-@pytest.mark.parametrize("twin", ON_ONE_HOST, ids=lambda twin: twin.name)
-def test_a_lock_that_is_broken_on_purpose_is_caught(twin: Twin, tmp_path: Path) -> None:
-    outcome = judged(twin.campaign, tmp_path)
-    assert outcome.verdict.of(twin.caught_by)
+@pytest.mark.parametrize("variant", ON_ONE_HOST, ids=lambda variant: variant.name)
+def test_a_lock_that_is_broken_on_purpose_is_caught(variant: Variant, tmp_path: Path) -> None:
+    outcome = judged(variant.campaign, tmp_path)
+    assert outcome.verdict.of(variant.caught_by)

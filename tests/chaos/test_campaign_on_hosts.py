@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.twins import TWINS, Twin
+from tests.chaos.variants import VARIANTS, Variant
 from tests.conftest import missing, need_a_server
 from tests.harness.etcd import find_etcd
 from tests.harness.processes import ROOT
@@ -17,7 +17,7 @@ from tests.harness.zookeeper import find_zookeeper
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SEED = 5
-WITH_HOSTS = [twin for twin in TWINS if twin.campaign.plan.hosts]
+WITH_HOSTS = [variant for variant in VARIANTS if variant.campaign.plan.hosts]
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_the_lock_keeps_its_promises_on_three_hosts(store: str, tmp_path: Path) 
     assert "host-" in in_a_process_of_its_own("--store", store, *options)
 
 
-@pytest.mark.parametrize("twin", WITH_HOSTS, ids=lambda twin: twin.name)
-def test_a_lock_that_takes_hosts_for_granted_is_caught(twin: Twin, tmp_path: Path) -> None:
-    need(twin.campaign.plan.store)
-    in_a_process_of_its_own("--twins", "--only", twin.name, "--out", str(tmp_path))
+@pytest.mark.parametrize("variant", WITH_HOSTS, ids=lambda variant: variant.name)
+def test_a_lock_that_takes_hosts_for_granted_is_caught(variant: Variant, tmp_path: Path) -> None:
+    need(variant.campaign.plan.store)
+    in_a_process_of_its_own("--variants", "--only", variant.name, "--out", str(tmp_path))

@@ -193,7 +193,7 @@ def test_a_body_that_was_stopped_beyond_its_deadline_does_not_overlap_its_succes
     assert Story().body("a", 1, 9, until=3, sure=False).body("b", 3.1, 4).kinds() == []
 
 
-def test_twins_of_one_job_at_once_are_an_overlap() -> None:
+def test_duplicates_of_one_job_at_once_are_an_overlap() -> None:
     story = Story().body("a", 1, 3, job="j").body("b", 2, 4, job="j")
     assert Kind.OVERLAP in story.kinds()
 
@@ -308,7 +308,7 @@ def test_a_loss_of_the_store_is_no_excuse_for_a_loss_that_is_not_reported() -> N
 def test_a_release_that_the_store_did_not_answer_is_no_unreported_loss(
     reports: tuple[str, ...],
 ) -> None:
-    # Twice where the marker of a done attempt could not be written either.
+    # Twice where the completion record of a done attempt could not be written either.
     verdict = lost_between(*reports).judge()
     assert verdict.violations == ()
     assert sum(verdict.excused.values()) == 1
@@ -873,7 +873,7 @@ def test_a_job_that_is_asked_for_after_its_success_was_recorded_ran_again() -> N
     assert violation.runs == ("a", "b")
 
 
-def test_a_twin_that_had_been_granted_the_key_before_did_not_run_again() -> None:
+def test_a_duplicate_that_had_been_granted_the_key_before_did_not_run_again() -> None:
     story = done(Story().published("j"), "a", "j", 1).body("b", 5, 6, job="j", asked=2.05)
     assert story.judge().of(Kind.RUN_AGAIN) == []
 
@@ -1012,7 +1012,9 @@ def test_a_release_after_the_old_master_was_demoted_is_no_excuse() -> None:
 
 
 @pytest.mark.parametrize(("store", "kinds"), [("redlock", []), ("etcd", [Kind.RUN_AGAIN])])
-def test_a_store_that_loses_markers_may_run_a_job_again(store: str, kinds: list[Kind]) -> None:
+def test_a_store_that_loses_completion_records_may_run_a_job_again(
+    store: str, kinds: list[Kind]
+) -> None:
     story = Story().published("j").body("a", 1, 2, job="j", fence=1)
     story.add("released", 2.1, task_id="j", fence=1)
     story.add("left", 2.2, task_id="j", state="SUCCESS")

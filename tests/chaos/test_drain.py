@@ -13,7 +13,7 @@ import redis
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
-from celery_singleton_lock.core.store import Acquire, MarkerState, Release
+from celery_singleton_lock.core.store import Acquire, CompletionState, Release
 from celery_singleton_lock.stores import open_store
 from tests.chaos.drain import Drain
 from tests.chaos.history import History
@@ -30,15 +30,17 @@ def test_a_lease_is_left_and_what_its_release_leaves_is_not(
     store = open_store(redis_url, clock=SystemClock())
     store.acquire(Acquire(slots=(KEY,), token=TOKEN, holder=Holder(), ttl=60), timeout=10)
     assert list(keys_left(redis_client)) == [KEY]
-    done = Release(keys=(KEY,), token=TOKEN, marker=MarkerState.DONE, marker_ttl=60)
+    done = Release(keys=(KEY,), token=TOKEN, completion=CompletionState.DONE, completion_ttl=60)
     store.release(done, timeout=10)
-    assert len(list(redis_client.scan_iter("*"))) >= 2  # its fence counter, its marker
+    assert len(list(redis_client.scan_iter("*"))) >= 2  # its fence counter, its completion record
     assert keys_left(redis_client) == {}
     store.close()
 
 
-def test_a_marker_that_never_expires_is_left(redis_url: str, redis_client: redis.Redis) -> None:
-    marker = Keyspace.marker(KEY, TOKEN.attempt)
+def test_a_completion_record_that_never_expires_is_left(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
+    marker = Keyspace.completion(KEY, TOKEN.attempt)
     redis_client.set(marker, "d 0 nonce", ex=60)
     assert keys_left(redis_client) == {}
     redis_client.persist(marker)

@@ -29,9 +29,9 @@ from celery_singleton_lock.core.store import (
     RENEWED,
     Acquire,
     ClaimChange,
+    CompletionState,
     Granted,
     Mark,
-    MarkerState,
     Refused,
     Relation,
     Release,
@@ -43,7 +43,7 @@ from celery_singleton_lock.stores.redis import connection as connections
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
-from celery_singleton_lock.testing.contract.steps import HOLDER, admit, publish
+from celery_singleton_lock.testing.contract.steps import HOLDER, publish, take_claim
 from example_project.private_server import PrivateServer, free_port
 from tests.costs.site import open_site
 from tests.harness.deliveries import wait_until
@@ -461,7 +461,7 @@ def test_a_reply_that_arrived_before_its_connection_ended_counts(
         with closing(RedisStore(bench.url)) as other:
             ask(other, new_key(), new_token())
         with suppress(StoreUnavailable):
-            marker = Mark(key=new_key(), token=new_token(), state=MarkerState.WAITING, ttl=60.0)
+            marker = Mark(key=new_key(), token=new_token(), state=CompletionState.WAITING, ttl=60.0)
             bench.store.mark(marker, timeout=timeout_for(TTL))
     else:
         monkeypatch.setattr(connections, "_CHECKED_AFTER", 0.0)
@@ -616,7 +616,7 @@ def test_a_claim_on_another_connection_does_not_supersede_a_release(bench: Bench
     assert bench.is_pending(lease), "it was waited for"
     until(lambda: bench.is_free(claim))
     bench.raw.set(claim, value, px=60_000)
-    assert admit(bench.store, claim, new_token()) is None
+    assert take_claim(bench.store, claim, new_token()) is None
 
 
 def test_anothers_lease_is_no_superseded_release(bench: Bench) -> None:
@@ -1010,7 +1010,9 @@ def test_a_task_ends_without_waiting_and_a_hold_does_not(server: PrivateServer) 
         assert raw.keys("*fourth*") == []
 
 
-def test_the_marker_of_a_task_that_is_acknowledged_late_is_waited_for(redis_url: str) -> None:
+def test_the_completion_record_of_a_task_that_is_acknowledged_late_is_waited_for(
+    redis_url: str,
+) -> None:
     with open_site(redis_url) as site:
         pending = site.runtime.store._pending  # type: ignore[attr-defined]
         site.drain()

@@ -26,7 +26,7 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.store import (
-    MarkerState,
+    CompletionState,
     Refused,
     Relation,
     ReleaseReply,
@@ -35,7 +35,7 @@ from celery_singleton_lock.core.store import (
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing.contract import TIMEOUT, new_key, new_token
-from celery_singleton_lock.testing.contract.steps import LONG, admit, give, take
+from celery_singleton_lock.testing.contract.steps import LONG, give, take, take_claim
 from tests.harness.calls import DAY, Calls
 from tests.harness.deliveries import wait_until
 
@@ -64,7 +64,7 @@ def early(store: Store) -> Calls:
 
 
 def of(token: Token, hint: Hint | None, copies: int = 1) -> bool:
-    return hint is not None and (hint.task, hint.copies) == (token.task, copies)
+    return hint is not None and (hint.call_id, hint.copies) == (token.call_id, copies)
 
 
 # Order.
@@ -162,8 +162,8 @@ def test_the_queues_of_a_shard_and_their_calls_are_read_in_order(calls: Calls) -
     (depth,) = queue.depths([calls.key], timeout=TIMEOUT)
     found = queue.calls(calls.key, most=10, timeout=TIMEOUT)
     assert (depth.waiting, depth.oldest_at) == (3, found[0].joined_at)
-    assert [(call.task, call.position) for call in found] == [
-        (token.task, number) for number, token in enumerate(tokens)
+    assert [(call.call_id, call.position) for call in found] == [
+        (token.call_id, number) for number, token in enumerate(tokens)
     ]
     assert [call.state for call in found] == [CallState.HINTED, CallState.WAITS, CallState.WAITS]
     assert [call.message for call in found] == [token.attempt.encode() for token in tokens]
@@ -172,11 +172,11 @@ def test_the_queues_of_a_shard_and_their_calls_are_read_in_order(calls: Calls) -
     assert (depth.waiting, depth.oldest_at) == (2, found[1].joined_at)
     (first, second) = queue.calls(calls.key, most=2, messages=False, timeout=TIMEOUT)
     assert (first.state, first.has_begun, first.message) == (CallState.BEGUN, True, b"")
-    assert [call.task for call in queue.calls(calls.key, first=2, most=5, timeout=TIMEOUT)] == [
-        tokens[2].task
+    assert [call.call_id for call in queue.calls(calls.key, first=2, most=5, timeout=TIMEOUT)] == [
+        tokens[2].call_id
     ]
     assert queue.calls(calls.key, first=3, most=5, timeout=TIMEOUT) == []
-    assert queue.leave(calls.key, second.task, timeout=TIMEOUT)
+    assert queue.leave(calls.key, second.call_id, timeout=TIMEOUT)
     (second,) = queue.calls(calls.key, first=1, most=1, timeout=TIMEOUT)
     assert second.state is CallState.LEAVES
 
@@ -231,14 +231,14 @@ def test_a_repeated_end_has_the_same_reply(calls: Calls) -> None:
 def test_a_call_that_an_older_worker_has_ended_leaves_the_queue(calls: Calls) -> None:
     first, second = calls.joined(2)
     take(calls.store, calls.key, token=first)
-    done = {"marker": MarkerState.DONE, "marker_ttl": DAY}
+    done = {"completion": CompletionState.DONE, "completion_ttl": DAY}
     give(calls.store, calls.key, first, **done)
     assert calls.relation(new_token(first.task_id)) is Relation.DONE
     assert calls.is_due()
     assert of(second, calls.hinted_by_look())
 
 
-def test_every_end_leaves_a_marker_whichever_attempt_a_copy_has(early: Calls) -> None:
+def test_every_end_leaves_a_completion_record_whichever_attempt_a_copy_has(early: Calls) -> None:
     (token,) = early.joined(1)
     early.begin(token)
     newer = new_token(token.task_id, retries=1)
@@ -290,7 +290,7 @@ def test_an_attempt_that_was_acknowledged_early_is_not_hinted_for_its_retry(earl
     early.release(first, goes_on=True)
     assert early.relation(second) is Relation.QUEUED
     assert not early.is_due()
-    assert early.lost_by_look().task == first.task
+    assert early.lost_by_look().call_id == first.call_id
 
 
 def test_a_call_that_retries_keeps_its_place(calls: Calls) -> None:
@@ -357,7 +357,7 @@ def test_a_message_that_arrives_before_it_has_joined_joins_before_its_body_begin
         calls.begin(newer, sequence=sequence)
         assert calls.relation(first) is Relation.SUPERSEDED
         calls.lose_lease()
-        assert calls.hinted_by_look().task == first.task
+        assert calls.hinted_by_look().call_id == first.call_id
     calls.begin(newer, sequence=1)
     assert of(second, calls.end(newer))
 
@@ -393,12 +393,12 @@ def test_a_call_may_leave_one_queue_for_another(store: Store) -> None:
 
 def test_a_new_call_that_joins_prolongs_its_own_claim(calls: Calls) -> None:
     claim, (first, second) = Keyspace.claim("app.sync", calls.key), (new_token(), new_token())
-    admit(calls.store, claim, first, ttl=5.0)
+    take_claim(calls.store, claim, first, ttl=5.0)
 
     def ttl() -> float:
         record = calls.store.inspect(claim)
         assert record is not None
-        assert record.token == first.task
+        assert record.token == first.call_id
         return record.ttl
 
     calls.join(second, claim=claim, claim_ttl=60.0)
@@ -420,9 +420,9 @@ def test_a_call_that_has_left_a_queue_may_come_back(calls: Calls, has_joined: bo
     calls.join(following)
     if has_joined:
         assert calls.join(beyond) is Place.WAITING
-        assert of(beyond, calls.end(here, first_open=1))
+        assert of(beyond, calls.end(here, may_return_from=1))
     else:
-        assert of(following, calls.end(here, first_open=1))
+        assert of(following, calls.end(here, may_return_from=1))
         assert calls.join(beyond) is Place.WAITING
         calls.begin(following)
         assert of(beyond, calls.end(following))
@@ -436,7 +436,7 @@ def test_a_call_that_has_left_a_queue_does_not_begin_there_again(early: Calls) -
     token = new_token("t")
     early.join(token)
     early.begin(token)
-    early.end(token, first_open=1)
+    early.end(token, may_return_from=1)
     assert early.relation(token) is Relation.DONE
     assert early.join(token) is Place.ENDED
 
@@ -446,7 +446,7 @@ def test_a_call_that_the_broker_may_deliver_again_may_begin_again(calls: Calls) 
     (token,) = calls.joined(1)
     calls.hinted_by_look()
     calls.begin(token)
-    calls.end(token, first_open=0)
+    calls.end(token, may_return_from=0)
     calls.begin(token)
 
 
@@ -469,7 +469,7 @@ def test_a_call_that_was_acknowledged_early_does_not_begin_again(early: Calls) -
     early.begin(first, ttl=SHORT)
     wait_until(early.is_due, "the time of the look")
     lost = early.lost_by_look()
-    assert lost.task == first.task
+    assert lost.call_id == first.call_id
     assert not early.is_due()
     assert early.look() == (True, lost)  # the first client died before it had stored the result
     assert early.relation(new_token(first.task_id)) is Relation.SUPERSEDED
@@ -555,7 +555,7 @@ def test_a_call_that_has_begun_as_often_as_it_may_is_lost_and_the_next_one_runs(
     assert is_lost(calls, first)
     assert calls.relation(second) is Relation.QUEUED, "its result is stored before"
     lost, hint = calls.found_by_look()
-    assert (lost, hint.task, hint.begins) == (True, first.task, 2)
+    assert (lost, hint.call_id, hint.begins) == (True, first.call_id, 2)
     removal, following = calls.remove(first)
     assert (removal, of(second, following)) == (Removal.REMOVED, True)
     assert calls.relation(new_token(first.task_id)) is Relation.DONE
@@ -619,7 +619,7 @@ def test_of_clients_that_look_at_the_same_time_one_finds_the_call(
         calls.lose_lease()
         assert calls.look() is None
     found = calls.found_by_look()
-    assert (found[0], found[1].task) == (is_lost, token.task)
+    assert (found[0], found[1].call_id) == (is_lost, token.call_id)
     assert [calls.look_early() for _ in range(3)] == [None] * 3
     assert calls.found_by_look()[0] is is_lost, "the first has died before it could act"
 
@@ -742,10 +742,10 @@ def test_a_key_that_cools_down_for_long_keeps_the_queue_waiting(calls: Calls) ->
 
 def test_a_call_that_leaves_never_begins_and_is_then_removed(calls: Calls) -> None:
     first, second, third = calls.joined(3)
-    found = calls.queue.leave(calls.key, second.task, timeout=TIMEOUT)
+    found = calls.queue.leave(calls.key, second.call_id, timeout=TIMEOUT)
     assert isinstance(found, Hint)
-    assert (found.task, found.message) == (second.task, second.attempt.encode())
-    assert calls.queue.leave(calls.key, second.task, timeout=TIMEOUT) == found
+    assert (found.call_id, found.message) == (second.call_id, second.attempt.encode())
+    assert calls.queue.leave(calls.key, second.call_id, timeout=TIMEOUT) == found
     calls.begin(first)
     assert calls.end(first) is None  # its result is not stored yet
     removal, hint = calls.remove(second)
@@ -758,7 +758,7 @@ def test_a_running_call_is_not_removed(calls: Calls) -> None:
     first, second = calls.joined(2)
     calls.begin(first)
     queue = calls.queue
-    assert queue.leave(calls.key, first.task, timeout=TIMEOUT) is Removal.RUNNING
+    assert queue.leave(calls.key, first.call_id, timeout=TIMEOUT) is Removal.RUNNING
     for only_unbegun in (False, True):
         assert calls.remove(first, only_unbegun=only_unbegun) == (Removal.RUNNING, None)
     assert queue.leave(calls.key, "another", timeout=TIMEOUT) is Removal.ABSENT
@@ -800,7 +800,7 @@ def test_a_call_that_leaves_while_it_retries_does_not_begin_again(calls: Calls) 
     newer = new_token(first.task_id, retries=1)
     calls.join(newer)
     calls.release(first, goes_on=True)
-    assert isinstance(calls.queue.leave(calls.key, first.task, timeout=TIMEOUT), Hint)
+    assert isinstance(calls.queue.leave(calls.key, first.call_id, timeout=TIMEOUT), Hint)
     assert calls.join(newer, sequence=1) is Place.WAITING
     assert calls.relation(newer) is Relation.SUPERSEDED
     removal, _ = calls.remove(newer)
@@ -811,7 +811,7 @@ def test_a_call_whose_retry_has_joined_runs_until_its_body_has_ended(calls: Call
     first, _ = calls.joined(2)
     calls.begin(first)
     calls.join(new_token(first.task_id, retries=1))
-    leave = partial(calls.queue.leave, calls.key, first.task, timeout=TIMEOUT)
+    leave = partial(calls.queue.leave, calls.key, first.call_id, timeout=TIMEOUT)
     assert leave() is Removal.RUNNING
     assert of(first, calls.end(first, goes_on=True)), "its retry"
     assert isinstance(leave(), Hint)
@@ -824,7 +824,7 @@ def test_a_retry_that_is_removed_leaves_the_key_that_is_reserved_for_it(calls: C
     calls.join(retry)
     reserved = {"become": Kind.RESERVED, "become_ttl": LONG, "next_token": first.next_attempt()}
     calls.release(first, goes_on=True, **reserved)
-    assert isinstance(calls.queue.leave(calls.key, first.task, timeout=TIMEOUT), Hint)
+    assert isinstance(calls.queue.leave(calls.key, first.call_id, timeout=TIMEOUT), Hint)
     removed, hint = calls.remove(retry)
     assert (removed, of(second, hint)) == (Removal.REMOVED, True)
     calls.begin(second)
@@ -833,12 +833,12 @@ def test_a_retry_that_is_removed_leaves_the_key_that_is_reserved_for_it(calls: C
 def test_a_call_that_leaves_holds_up_the_queue_until_a_look(calls: Calls) -> None:
     """The client that has made it leave may still store its result, or may have died."""
     first, second = calls.joined(2)
-    assert isinstance(calls.queue.leave(calls.key, second.task, timeout=TIMEOUT), Hint)
+    assert isinstance(calls.queue.leave(calls.key, second.call_id, timeout=TIMEOUT), Hint)
     calls.begin(first)
     assert calls.end(first) is None
     assert not calls.is_due(), "its client has time for its result"
     is_lost, hint = calls.found_by_look()
-    assert (is_lost, hint.task, hint.has_begun) == (True, second.task, False)
+    assert (is_lost, hint.call_id, hint.has_begun) == (True, second.call_id, False)
 
 
 def test_a_call_whose_retry_has_joined_is_not_removed_with_its_former_attempt(calls: Calls) -> None:
@@ -900,7 +900,7 @@ def test_the_end_of_a_call_marks_its_attempt_and_the_lost_lease_of_a_call_ends_n
     assert calls.release(first) == (ReleaseReply.NOT_OURS, None)
     again = new_token(first.task_id)
     calls.begin(again)
-    calls.end(again, marker=MarkerState.DONE, marker_ttl=DAY)
+    calls.end(again, completion=CompletionState.DONE, completion_ttl=DAY)
     assert calls.relation(first) is Relation.DONE
 
 
@@ -979,7 +979,9 @@ def test_a_look_is_due_at_the_deadline_of_the_hint_or_at_the_end_of_the_lease(
     assert due_in(on_server, client) == pytest.approx(90, abs=2)
 
 
-def test_an_empty_queue_leaves_nothing_but_markers(on_server: Calls, client: redis.Redis) -> None:
+def test_an_empty_queue_leaves_nothing_but_completion_record(
+    on_server: Calls, client: redis.Redis
+) -> None:
     first, second = on_server.joined(2)
     for token in (first, second):
         on_server.begin(token)
@@ -1039,7 +1041,7 @@ def test_an_end_is_known_for_a_week_if_a_message_was_published_twice(
     for token in (first, second):
         on_server.begin(token)
         on_server.end(token)
-    ttls = [client.ttl(Keyspace.ended(on_server.key, token.task)) for token in (first, second)]
+    ttls = [client.ttl(Keyspace.ended(on_server.key, token.call_id)) for token in (first, second)]
     assert ttls == pytest.approx([7 * DAY, DAY], abs=5)
 
 
@@ -1048,13 +1050,13 @@ def test_an_end_is_known_for_a_week_if_the_broker_may_have_a_message_that_it_ref
     on_server: Calls, client: redis.Redis, perhaps: bool
 ) -> None:
     (token,) = on_server.joined(1)
-    refused = Hint(key=on_server.key, task=token.task, copies=1, begins=0, message=b"m")
+    refused = Hint(key=on_server.key, call_id=token.call_id, copies=1, begins=0, message=b"m")
     options: Any = {"unpublished": refused, "perhaps": perhaps}
     on_server.queue.defer(on_server.key, seconds=LONG, timeout=TIMEOUT, **options)
     assert of(token, on_server.hinted_by_look())
     on_server.begin(token)
     on_server.end(token)
-    known_for = client.ttl(Keyspace.ended(on_server.key, token.task))
+    known_for = client.ttl(Keyspace.ended(on_server.key, token.call_id))
     assert known_for == pytest.approx(7 * DAY if perhaps else DAY, abs=5)
 
 
@@ -1065,7 +1067,7 @@ def test_an_end_without_a_body_is_known_for_a_week_as_well(
     on_server.hinted_by_look()
     for token in (first, second):
         on_server.remove(token)
-    ttls = [client.ttl(Keyspace.ended(on_server.key, token.task)) for token in (first, second)]
+    ttls = [client.ttl(Keyspace.ended(on_server.key, token.call_id)) for token in (first, second)]
     assert ttls == pytest.approx([7 * DAY, DAY], abs=5)
 
 
@@ -1075,7 +1077,7 @@ def test_the_first_call_that_leaves_is_due_soon_whatever_its_hint_s_deadline(
     (token,) = on_server.joined(1)
     for _ in range(3):
         on_server.hinted_by_look()
-    on_server.queue.leave(on_server.key, token.task, timeout=TIMEOUT)
+    on_server.queue.leave(on_server.key, token.call_id, timeout=TIMEOUT)
     assert due_in(on_server, client) == pytest.approx(60, abs=2)
 
 
@@ -1136,7 +1138,9 @@ def test_calls_are_taken_out_and_published_again_by_a_full_server(
 ) -> None:
     first, second = on_server.joined(2)
     with full(client):
-        assert isinstance(on_server.queue.leave(on_server.key, first.task, timeout=TIMEOUT), Hint)
+        assert isinstance(
+            on_server.queue.leave(on_server.key, first.call_id, timeout=TIMEOUT), Hint
+        )
         assert of(second, on_server.remove(first)[1])
         on_server.queue.defer(on_server.key, seconds=0.0, timeout=TIMEOUT)
         assert of(second, on_server.hinted_by_look(), copies=2)

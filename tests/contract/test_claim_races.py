@@ -15,9 +15,9 @@ from celery_singleton_lock.core.store import (
     RENEWED,
     Acquire,
     ClaimChange,
+    CompletionState,
     Granted,
     Mark,
-    MarkerState,
     Refused,
     Relation,
     Release,
@@ -157,27 +157,27 @@ def test_a_requeued_that_is_reported_late_makes_no_claim_for_an_attempt_that_is_
     request = Release(
         keys=(running.key,),
         token=running.token,
-        marker=MarkerState.DONE,
-        marker_ttl=TTL,
+        completion=CompletionState.DONE,
+        completion_ttl=TTL,
         claim=freed,
     )
     store.release(request, timeout=TIMEOUT)
     queued = ClaimChange(key=running.claim_key, phase=Phase.QUEUED, ttl=UNIQUE_FOR)
-    twin = replace(running.token, nonce="twin")
-    state = MarkerState.WAITING
-    marker = Mark(key=running.key, token=twin, state=state, ttl=TTL, sequence=1, claim=queued)
+    duplicate = replace(running.token, nonce="duplicate")
+    state = CompletionState.WAITING
+    marker = Mark(key=running.key, token=duplicate, state=state, ttl=TTL, sequence=1, claim=queued)
     store.mark(marker, timeout=TIMEOUT)
     assert phase_of(store, running) is None
 
 
-def test_discarding_a_message_leaves_the_claim_of_its_live_twin_and_of_others(
+def test_discarding_a_message_leaves_the_claim_of_its_live_duplicate_and_of_others(
     store: Store, running: Lease
 ) -> None:
     freed = ClaimChange(key=running.claim_key, phase=None)
-    store.settle_claim(replace(running.token, nonce="-"), freed, timeout=TIMEOUT)
+    store.change_claim(replace(running.token, nonce="-"), freed, timeout=TIMEOUT)
     assert phase_of(store, running) is Phase.RUNNING
     end(store, running, Phase.QUEUED, UNIQUE_FOR)
-    store.settle_claim(new_token(), freed, timeout=TIMEOUT)
+    store.change_claim(new_token(), freed, timeout=TIMEOUT)
     assert phase_of(store, running) is Phase.QUEUED
-    store.settle_claim(running.token, freed, timeout=TIMEOUT)
+    store.change_claim(running.token, freed, timeout=TIMEOUT)
     assert phase_of(store, running) is None

@@ -22,15 +22,16 @@ from celery_singleton_lock.core.lease import (
     Phase,
     Token,
 )
+from celery_singleton_lock.core.retry_queue import RetryQueue
 from celery_singleton_lock.core.store import (
     RENEWED,
     Acquire,
-    Admit,
     ClaimChange,
+    ClaimRequest,
+    CompletionState,
     Granted,
     GrantedArguments,
     Mark,
-    MarkerState,
     Refused,
     Relation,
     Release,
@@ -38,7 +39,6 @@ from celery_singleton_lock.core.store import (
     ReplaceArguments,
     Replaced,
 )
-from celery_singleton_lock.core.store_queue import StoreQueue
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.redis import connection
@@ -257,8 +257,8 @@ def test_a_lease_asked_for_in_a_slot_that_is_half_moved_is_granted_once_or_not_a
     token = take(store, held)
     cluster.begin_to_move(slot_of(held), source, target)
     try:
-        # Fence and lease are here, the marker is nowhere: the server can't say where the script
-        # belongs before all keys have moved.
+        # Fence and lease are here, the completion record is nowhere: the server can't say where the
+        # script belongs before all keys have moved.
         for key in (held, free):
             with pytest.raises(StoreUnavailable):
                 ask(store, key, new_token())
@@ -297,7 +297,7 @@ def test_calls_of_a_queue_whose_slot_is_half_moved_keep_their_order_and_none_is_
     for token, following in ((first, second), (second, third), (third, None)):
         calls.begin(token)
         hint = calls.end(token)
-        assert (hint and hint.task) == (following and following.task)
+        assert (hint and hint.call_id) == (following and following.call_id)
     move_back(cluster, slot, target, source)
 
 
@@ -309,7 +309,9 @@ def test_leases_of_a_slot_that_is_half_moved_are_released_when_it_has_moved(
     key = key_on(cluster, source)
     slots = Keyspace.slots(key, 2)
     token = take(store, key)
-    marked = Release(keys=(key,), token=token, marker=MarkerState.DONE, marker_ttl=TIMEOUT)
+    marked = Release(
+        keys=(key,), token=token, completion=CompletionState.DONE, completion_ttl=TIMEOUT
+    )
     cluster.begin_to_move(slot_of(key), source, target)
     try:
         with pytest.raises(StoreUnavailable):
@@ -422,8 +424,10 @@ def test_two_apps_that_count_shards_differently_are_reported(
         [problem] = store.problems(key)
         assert "redis+cluster://" in problem
         with pytest.raises(StoreError, match="looks for them in 256"):
-            store.admit(
-                Admit(key=Keyspace.claim("t", key), token=new_token(), holder=Holder(), ttl=60),
+            store.take_claim(
+                ClaimRequest(
+                    key=Keyspace.claim("t", key), token=new_token(), holder=Holder(), ttl=60
+                ),
                 timeout=TIMEOUT,
             )
 
@@ -483,9 +487,9 @@ def claim_in_another_shard(key: str) -> str:
             return claim
 
 
-def admitted(store: ClusterStore, claim: str, token: Token) -> bool:
-    request = Admit(key=claim, token=token, holder=Holder(task="app.sync"), ttl=600)
-    return store.admit(request, timeout=TIMEOUT) is None
+def took_claim(store: ClusterStore, claim: str, token: Token) -> bool:
+    request = ClaimRequest(key=claim, token=token, holder=Holder(task="app.sync"), ttl=600)
+    return store.take_claim(request, timeout=TIMEOUT) is None
 
 
 def acquire(
@@ -506,7 +510,7 @@ def acquire(
 def test_a_claim_in_another_shard_goes_with_its_lease(store: ClusterStore, ends: bool) -> None:
     key, token = new_key(), new_token()
     claim = claim_in_another_shard(key)
-    assert admitted(store, claim, token)
+    assert took_claim(store, claim, token)
     running = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60)
     assert isinstance(acquire(store, key, token, running), Granted)
     record = store.inspect(claim)
@@ -517,7 +521,7 @@ def test_a_claim_in_another_shard_goes_with_its_lease(store: ClusterStore, ends:
     record = store.inspect(claim)
     assert record is not None
     assert record.ttl > 500, "it is prolonged with its lease"
-    assert not admitted(store, claim, new_token())
+    assert not took_claim(store, claim, new_token())
     after = ClaimChange(key=claim, phase=None if ends else Phase.QUEUED, ttl=300)
     reply = store.release(Release(keys=(key,), token=token, claim=after), timeout=TIMEOUT)
     assert reply is ReleaseReply.OURS
@@ -551,7 +555,7 @@ def test_a_claim_in_another_shard_is_freed_by_a_refusal_that_ends_its_message(
     key, holder, token = new_key(), new_token(), new_token()
     claim = claim_in_another_shard(key)
     take(store, key, holder)
-    assert admitted(store, claim, token)
+    assert took_claim(store, claim, token)
     running = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60)
     acquire(store, key, token, running)
     assert store.inspect(claim) is not None
@@ -565,11 +569,11 @@ def test_a_claim_in_another_shard_is_freed_by_a_refusal_that_ends_its_message(
 def test_a_claim_in_another_shard_is_freed_when_its_node_answers_again(
     store: ClusterStore, cluster: Cluster, by: str
 ) -> None:
-    queue = StoreQueue(store, SystemClock())
+    queue = RetryQueue(store, SystemClock())
     key, token, holder = new_key(), new_token(), new_token()
     claim = claim_on_another_node(cluster, key)
     node = cluster.master_of(claim)
-    assert admitted(store, claim, token)
+    assert took_claim(store, claim, token)
     free = ClaimChange(key=claim, phase=None)
     if by == "release":
         take(store, key, token)
@@ -581,7 +585,9 @@ def test_a_claim_in_another_shard_is_freed_when_its_node_answers_again(
         reply = store.release(Release(keys=(key,), token=token, claim=free), timeout=1)
         assert reply is ReleaseReply.OURS
     elif by == "mark":
-        mark = Mark(key=key, token=token, state=MarkerState.DONE, sequence=0, ttl=60, claim=free)
+        mark = Mark(
+            key=key, token=token, state=CompletionState.DONE, sequence=0, ttl=60, claim=free
+        )
         store.mark(mark, timeout=1)
     elif by == "acquire":
         assert isinstance(acquire(store, key, token, free, timeout=1), Granted)
@@ -606,7 +612,7 @@ def test_a_claim_in_another_shard_is_not_queued_by_a_dying_holder(store: Cluster
     # The worker parent has reported the end of the message, and keeps its claim as long as the key.
     key, token = new_key(), new_token()
     claim = claim_in_another_shard(key)
-    assert admitted(store, claim, token)
+    assert took_claim(store, claim, token)
     take(store, key, token)
     kept = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60)
     dying = Release(keys=(key,), token=token, become=Kind.DYING, become_ttl=60, claim=kept)
@@ -625,18 +631,18 @@ def test_a_message_whose_claim_is_in_another_shard_starts_when_it_is_due(
 ) -> None:
     key, token = new_key(), new_token()
     claim = claim_in_another_shard(key)
-    arguments = Keyspace.arguments(claim, token.task)
-    request = Admit(
+    arguments = Keyspace.arguments(claim, token.call_id)
+    request = ClaimRequest(
         key=claim, token=token, holder=Holder(), ttl=600, arguments=arguments, due_in=60
     )
-    assert store.admit(request, timeout=TIMEOUT) is None
+    assert store.take_claim(request, timeout=TIMEOUT) is None
     running = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60, arguments=arguments)
     reply = acquire(store, key, token, running)
     assert isinstance(reply, Refused)
     assert reply.relation is Relation.NOT_DUE
     assert 59 < reply.due_in <= 60
     newest = ReplaceArguments(
-        claim=claim, task=token.task, key=arguments, arguments=b"newest", ttl=600
+        claim=claim, task=token.call_id, key=arguments, arguments=b"newest", ttl=600
     )
     assert store.replace_arguments(newest, timeout=TIMEOUT) is Replaced.YES
     granted = acquire(store, key, token, running)
@@ -648,7 +654,7 @@ def test_a_message_whose_claim_is_in_another_shard_starts_when_it_is_due(
 def test_a_message_gives_way_to_a_claim_in_another_shard(store: ClusterStore) -> None:
     key, token, other = new_key(), new_token(), new_token()
     claim = claim_in_another_shard(key)
-    assert admitted(store, claim, other)
+    assert took_claim(store, claim, other)
     running = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60)
     reply = acquire(store, key, token, running, refused_if_claimed=True)
     assert isinstance(reply, Refused)
@@ -660,13 +666,15 @@ def test_a_message_gives_way_to_a_claim_in_another_shard(store: ClusterStore) ->
 
 
 @slow
-def test_operators_read_markers_notes_and_wait_queues_of_all_shards(store: ClusterStore) -> None:
+def test_operators_read_completion_records_notes_and_wait_queues_of_all_shards(
+    store: ClusterStore,
+) -> None:
     by = OperatorRelease(user="ann", host="ops-1", reason="stuck")
     keys, tokens = [new_key() for _ in range(8)], [new_token() for _ in range(8)]
     assert len({slot_of(key) for key in keys}) > 1
     for key, token in zip(keys, tokens, strict=True):
         take(store, key, token)
-        mark = Mark(key=key, token=token, state=MarkerState.WAITING, sequence=2, ttl=60)
+        mark = Mark(key=key, token=token, state=CompletionState.WAITING, sequence=2, ttl=60)
         store.mark(mark, timeout=TIMEOUT)
     waiter = Acquire(
         slots=(keys[3],), token=new_token(), holder=Holder(), ttl=60, wait_ttl=60, handoff=""
@@ -681,7 +689,7 @@ def test_operators_read_markers_notes_and_wait_queues_of_all_shards(store: Clust
     texts = {key: text for key, text, _ in store.texts(SPACE.match_all())}
     for key, token in zip(keys, tokens, strict=True):
         assert texts[Keyspace.note(key)] == f"{token} {by.to_json()}"
-        assert texts[Keyspace.marker(key, token.attempt)] == f"- 2 {token.nonce}"
+        assert texts[Keyspace.completion(key, token.attempt)] == f"- 2 {token.nonce}"
 
 
 # --- its picture ---------------------------------------------------------------------------------

@@ -27,9 +27,9 @@ from celery_singleton_lock.core.store import (
     RENEWED,
     Acquire,
     ClaimChange,
+    CompletionState,
     Granted,
     Mark,
-    MarkerState,
     Refused,
     Release,
     ReleaseReply,
@@ -365,7 +365,7 @@ def test_many_bodies_need_few_etcd_leases(etcd: EtcdCluster) -> None:
             key, token = new_key(), new_token()
             ask(store, key, token, ttl=LONG)
             leases |= etcd.leases_under("few")
-            give(store, key, token, marker=MarkerState.DONE, marker_ttl=3600)
+            give(store, key, token, completion=CompletionState.DONE, completion_ttl=3600)
     leases |= etcd.leases_under("few")
     assert len(leases) == 2, "one for the leases, one for the markers"
 
@@ -565,7 +565,7 @@ def test_what_has_ended_in_zookeeper_is_swept(zookeeper: ZooKeeperEnsemble) -> N
     with closing(ZooKeeperStore(zookeeper.url("sweep"))) as store:
         key = new_key()
         for _ in range(50):
-            request = Mark(key=key, token=new_token(), state=MarkerState.DONE, ttl=0.2)
+            request = Mark(key=key, token=new_token(), state=CompletionState.DONE, ttl=0.2)
             store.mark(request, timeout=TIMEOUT)
         time.sleep(0.5)  # their ttl
         deadline = SystemClock().now() + 10

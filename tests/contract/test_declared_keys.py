@@ -18,9 +18,9 @@ import redis
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Phase
 from celery_singleton_lock.core.store import (
-    AuthorizeTick,
-    Call,
-    MarkerState,
+    AuthorizeRun,
+    CompletionState,
+    NewestCall,
     ReleaseReply,
     ReplaceArguments,
 )
@@ -30,7 +30,6 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import (
     LONG,
-    admit,
     become,
     freed,
     give,
@@ -41,6 +40,7 @@ from celery_singleton_lock.testing.contract.steps import (
     running,
     settle,
     take,
+    take_claim,
 )
 from tests.harness.calls import Calls
 
@@ -102,28 +102,30 @@ def hold_and_give_back(store: RedisStore) -> None:
     renew(store, [lease_of(key, token)])
     store.trace(key, timeout=TIMEOUT)
     become(store, key, token, Kind.RESERVED)
-    give(store, key, token.next_attempt(), marker=MarkerState.DONE, marker_ttl=LONG)
-    mark(store, key, token, MarkerState.WAITING, 1)
+    give(store, key, token.next_attempt(), completion=CompletionState.DONE, completion_ttl=LONG)
+    mark(store, key, token, CompletionState.WAITING, 1)
 
 
 def claim(store: RedisStore) -> None:
     key, claim = new_claim()
     token = publish(store, claim)
-    admit(store, claim, new_token())
+    take_claim(store, claim, new_token())
     take(store, key, token, claim=running(claim))
     renew(store, [lease_of(key, token, claim_key=claim)])
     settle(store, token, claim, Phase.QUEUED)
-    mark(store, key, token, MarkerState.WAITING, 1, claim=freed(claim))
+    mark(store, key, token, CompletionState.WAITING, 1, claim=freed(claim))
     give(store, key, token, claim=freed(claim))
-    store._run(module.PROLONG.command([claim], [token.task, "1000"]), TIMEOUT)
+    store._run(module.PROLONG.command([claim], [token.call_id, "1000"]), TIMEOUT)
 
 
 def replace_arguments(store: RedisStore) -> None:
     key, claim = new_claim()
     token = new_token()
-    arguments = Keyspace.arguments(claim, token.task)
-    admit(store, claim, token, arguments=arguments)
-    newest = ReplaceArguments(claim=claim, task=token.task, key=arguments, arguments=b"x", ttl=LONG)
+    arguments = Keyspace.arguments(claim, token.call_id)
+    take_claim(store, claim, token, arguments=arguments)
+    newest = ReplaceArguments(
+        claim=claim, call_id=token.call_id, key=arguments, arguments=b"x", ttl=LONG
+    )
     store.replace_arguments(newest, timeout=TIMEOUT)
     store._run(module.DUE.command([arguments]), TIMEOUT)
     change = replace(freed(claim), arguments=arguments)
@@ -135,8 +137,8 @@ def lead_and_free(store: RedisStore) -> None:
     leader = new_key()
     token = take(store, leader)
     entry = Keyspace.last_run(leader, "entry")
-    call = AuthorizeTick(leader=leader, token=token, entry=entry, expected=None, new="1", ttl=LONG)
-    store.authorize_tick(call, timeout=TIMEOUT)
+    call = AuthorizeRun(leader=leader, token=token, entry=entry, expected=None, new="1", ttl=LONG)
+    store.authorize_run(call, timeout=TIMEOUT)
     store.free(leader, None)
 
 
@@ -146,11 +148,13 @@ def note_calls(store: RedisStore) -> None:
     take(store, key)
     for number in (1, 2):
         ask(store, key, new_token(), wait_ttl=WAITS)
-        store.note_call(key, Call(task=f"t{number}", called_at=number), ttl=LONG, timeout=TIMEOUT)
+        store.note_call(
+            key, NewestCall(call_id=f"t{number}", called_at=number), ttl=LONG, timeout=TIMEOUT
+        )
     become(store, other, take(store, other), Kind.RESERVED)
     reserved = store.inspect(other)
     assert reserved is not None
-    call, options = Call(task="t", called_at=1.0), {"ttl": LONG, "timeout": TIMEOUT}
+    call, options = NewestCall(call_id="t", called_at=1.0), {"ttl": LONG, "timeout": TIMEOUT}
     store.note_call(other, call, **options, reservation=reserved.token)
     assert store.inspect(other) is None
 
@@ -172,7 +176,7 @@ def queue_calls(store: RedisStore) -> None:
     calls.look()
     calls.remove(second)
     calls.remove(third, only_unbegun=True)
-    calls.queue.leave(calls.key, fourth.task, timeout=TIMEOUT)
+    calls.queue.leave(calls.key, fourth.call_id, timeout=TIMEOUT)
     calls.queue.defer(calls.key, seconds=LONG, timeout=TIMEOUT)
     calls.is_due()
     calls.position(fourth)

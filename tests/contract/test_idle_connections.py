@@ -25,10 +25,10 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.native_threads import socket_owner
 from celery_singleton_lock.core.store import (
-    Admit,
     ClaimChange,
+    ClaimRequest,
+    CompletionState,
     Mark,
-    MarkerState,
     Release,
     ReleaseReply,
 )
@@ -203,20 +203,20 @@ def test_what_may_be_done_twice_is_sent_again_on_a_new_connection(
     store: RedisStore, nat: Proxy, raw: redis.Redis
 ) -> None:
     (key, claim), token = new_claim(), new_token()
-    call = Admit(key=claim, token=token, holder=PUBLISHER, ttl=LONG)
-    assert store.admit(call, timeout=SHORT) is None
+    call = ClaimRequest(key=claim, token=token, holder=PUBLISHER, ttl=LONG)
+    assert store.take_claim(call, timeout=SHORT) is None
     for wants_ttl in (False, True):  # by one command, and by the script
         nat.forget_connections()
         call = replace(call, token=new_token(), wants_ttl=wants_ttl)
-        existing = store.admit(call, timeout=SHORT)
+        existing = store.take_claim(call, timeout=SHORT)
         assert existing is not None
-        assert existing.token == token.task
+        assert existing.token == token.call_id
     nat.forget_connections()
-    store.settle_claim(token, ClaimChange(key=claim, phase=None), timeout=SHORT)
+    store.change_claim(token, ClaimChange(key=claim, phase=None), timeout=SHORT)
     assert not raw.exists(claim)
     nat.forget_connections()
-    store.mark(Mark(key=key, token=token, state=MarkerState.DONE, ttl=LONG), timeout=SHORT)
-    assert raw.exists(Keyspace.marker(key, token.attempt))
+    store.mark(Mark(key=key, token=token, state=CompletionState.DONE, ttl=LONG), timeout=SHORT)
+    assert raw.exists(Keyspace.completion(key, token.attempt))
 
 
 def test_idle_connections_are_probed_by_the_kernel(connections: Connections) -> None:

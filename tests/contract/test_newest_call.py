@@ -14,7 +14,7 @@ from celery_singleton_lock import OnConflict, current_lease, singleton_task
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind
-from celery_singleton_lock.core.store import Call, Store
+from celery_singleton_lock.core.store import NewestCall, Store
 from celery_singleton_lock.message.header import NONCE_KEY
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.cluster import ClusterStore
@@ -33,8 +33,10 @@ def store(request: pytest.FixtureRequest) -> Iterator[RedisStore]:
         yield store
 
 
-def note(store: Store, key: str, task: str, called_at: float | None, reservation: str = "") -> Call:
-    call = Call(task=task, called_at=called_at)
+def note(
+    store: Store, key: str, task: str, called_at: float | None, reservation: str = ""
+) -> NewestCall:
+    call = NewestCall(call_id=task, called_at=called_at)
     return store.note_call(key, call, ttl=LONG, timeout=TIMEOUT, reservation=reservation)
 
 
@@ -42,12 +44,12 @@ def test_a_call_is_replaced_by_a_newer_one_only(store: RedisStore) -> None:
     key = new_key()
     assert store.newest_calls([key, new_key()], timeout=TIMEOUT) == [None, None]
     first = note(store, key, "b+1", 1763876543.123456)
-    assert (first.task, first.called_at, first.task_id) == ("b+1", 1763876543.123456, "b")
+    assert (first.call_id, first.called_at, first.task_id) == ("b+1", 1763876543.123456, "b")
     assert note(store, key, "older", 1763876543.123455) == first
     assert note(store, key, "a", first.called_at) == first  # of two at one time, one is the newer
     assert note(store, key, "b+1", 1.0) == first  # the same call, delivered again
     newer = note(store, key, "c", 1763876543.123457)
-    assert newer.task == "c"
+    assert newer.call_id == "c"
     assert newer.is_newer_than(first)
     assert not first.is_newer_than(newer)
     assert note(store, key, "b+1", first.called_at) == newer
@@ -58,19 +60,19 @@ def test_a_call_from_the_future_or_of_an_unknown_time_is_made_now(store: RedisSt
     key, other = new_key(), new_key()
     ahead = note(store, key, "ahead", 1e10)
     assert ahead.called_at == pytest.approx(SystemClock().wall(), abs=5)
-    assert note(store, key, "unknown", None).task == "unknown"
-    assert note(store, key, "ahead", ahead.called_at).task == "unknown"
+    assert note(store, key, "unknown", None).call_id == "unknown"
+    assert note(store, key, "ahead", ahead.called_at).call_id == "unknown"
     # The server's clock was set back, so that a noted call lies in its future.
     value = "9999999999.000000 future"
     store._connections.run([("SET", Keyspace.newest_call(other), value)], TIMEOUT)
-    assert note(store, other, "next", 1e9).task == "next"
+    assert note(store, other, "next", 1e9).call_id == "next"
 
 
 def test_the_newest_call_deletes_the_reservation_that_it_names(store: RedisStore) -> None:
     key, token = held_as(store, Kind.RESERVED)
     record = store.inspect(key)
     assert record is not None
-    note(store, key, token.task, 5.0)
+    note(store, key, token.call_id, 5.0)
     note(store, key, "older", 4.0, record.token)
     note(store, key, "newer", 6.0)
     note(store, key, "newer", 6.0, str(new_token()))

@@ -23,9 +23,9 @@ from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (
     RENEWED,
     Acquire,
+    CompletionState,
     Granted,
     Mark,
-    MarkerState,
     Refused,
     Relation,
     Release,
@@ -348,7 +348,9 @@ def test_every_operation_survives_a_script_flush(redis_store: RedisStore, raw: r
     raw.script_flush()
     assert give(redis_store, key, token, become=Kind.COOLING, become_ttl=60) is ReleaseReply.OURS
     raw.script_flush()
-    redis_store.mark(Mark(key=key, token=token, state=MarkerState.DONE, ttl=60), timeout=TIMEOUT)
+    redis_store.mark(
+        Mark(key=key, token=token, state=CompletionState.DONE, ttl=60), timeout=TIMEOUT
+    )
     raw.script_flush()
     assert redis_store.free(key, None) is True
 

@@ -13,7 +13,13 @@ import redis
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import LossReason, Phase, Token
-from celery_singleton_lock.core.store import RENEWED, MarkerState, Refused, Relation, ReleaseReply
+from celery_singleton_lock.core.store import (
+    RENEWED,
+    CompletionState,
+    Refused,
+    Relation,
+    ReleaseReply,
+)
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.scripts import Command
@@ -22,7 +28,6 @@ from celery_singleton_lock.testing.contract.steps import (
     LONG,
     ODD_TASK_IDS,
     PUBLISHER,
-    admit,
     ask,
     becomes,
     freed,
@@ -39,6 +44,7 @@ from celery_singleton_lock.testing.contract.steps import (
     running,
     settle,
     take,
+    take_claim,
 )
 from example_project.private_server import PrivateServer
 from tests.harness.keys import EVERY_NAME
@@ -63,10 +69,10 @@ def test_a_foreign_string_is_neither_given_nor_touched_and_fails_no_lease(
     raw.set(claim, value)
     for instead_of, wants_ttl in product(("", "foreign"), (True, False)):
         with pytest.raises(StoreError, match="can't read"):
-            admit(redis_store, claim, token, instead_of=instead_of, wants_ttl=wants_ttl)
+            take_claim(redis_store, claim, token, instead_of=instead_of, wants_ttl=wants_ttl)
     for phase in (None, *Phase):
         settle(redis_store, token, claim, phase)
-        mark(redis_store, key, token, MarkerState.WAITING, claim=becomes(claim, phase))
+        mark(redis_store, key, token, CompletionState.WAITING, claim=becomes(claim, phase))
         take(redis_store, key, token, claim=becomes(claim, phase), refused_if_claimed=True)
         assert give(redis_store, key, token, claim=becomes(claim, phase)) is ReleaseReply.OURS
     assert redis_store.inspect(claim) is None
@@ -82,10 +88,10 @@ def test_a_foreign_list_is_neither_given_nor_touched_and_fails_no_lease(
     raw.rpush(claim, "another's", "data")
     for wants_ttl in (True, False):
         with pytest.raises(StoreError, match="WRONGTYPE"):
-            admit(redis_store, claim, token, wants_ttl=wants_ttl)
+            take_claim(redis_store, claim, token, wants_ttl=wants_ttl)
     for phase in (None, *Phase):
         settle(redis_store, token, claim, phase)
-        mark(redis_store, key, token, MarkerState.WAITING, claim=becomes(claim, phase))
+        mark(redis_store, key, token, CompletionState.WAITING, claim=becomes(claim, phase))
         take(redis_store, key, token, claim=becomes(claim, phase), refused_if_claimed=True)
         assert renew(redis_store, [lease_of(key, token, 1, claim)]) == [RENEWED]
         assert give(redis_store, key, token, claim=becomes(claim, phase)) is ReleaseReply.OURS
@@ -104,25 +110,25 @@ def test_a_claim_of_a_phase_that_a_newer_version_knows_is_still_its_tasks(
     publisher = PUBLISHER.to_json()
 
     def write() -> None:
-        raw.set(claim, f"q {token.task} sleeping {publisher}", px=600_000)
+        raw.set(claim, f"q {token.call_id} sleeping {publisher}", px=600_000)
 
     write()
     for wants_ttl in (True, False):
         with pytest.raises(StoreError, match="can't read"):
-            admit(redis_store, claim, new_token(), wants_ttl=wants_ttl)
+            take_claim(redis_store, claim, new_token(), wants_ttl=wants_ttl)
     reply = ask(redis_store, key, new_token(), claim=running(claim), refused_if_claimed=True)
     assert reply == Refused(relation=Relation.OTHER, record=None)
     for wants_ttl in (True, False):
-        assert admit(redis_store, claim, token, wants_ttl=wants_ttl) is None
-        assert raw.get(claim) == f"q {token.task} sleeping {publisher}".encode()
+        assert take_claim(redis_store, claim, token, wants_ttl=wants_ttl) is None
+        assert raw.get(claim) == f"q {token.call_id} sleeping {publisher}".encode()
     take(redis_store, key, token, claim=running(claim))
     assert record_of(redis_store, claim).phase is Phase.RUNNING
     write()
     settle(redis_store, token, claim, Phase.QUEUED, 600)
     assert is_claimed(redis_store, claim, token)
     write()
-    assert redis_store.free(claim, new_token().task) is False
-    assert redis_store.free(claim, token.task) is True
+    assert redis_store.free(claim, new_token().call_id) is False
+    assert redis_store.free(claim, token.call_id) is True
 
 
 def test_every_operation_on_claims_survives_a_script_flush(
@@ -131,7 +137,7 @@ def test_every_operation_on_claims_survives_a_script_flush(
     key, claim = new_claim()
     token = new_token()
     raw.script_flush()
-    assert admit(redis_store, claim, token) is None
+    assert take_claim(redis_store, claim, token) is None
     raw.script_flush()
     settle(redis_store, token, claim, Phase.RETRYING)
     assert record_of(redis_store, claim).phase is Phase.RETRYING
@@ -139,7 +145,7 @@ def test_every_operation_on_claims_survives_a_script_flush(
     take(redis_store, key, token, claim=running(claim))
     assert record_of(redis_store, claim).phase is Phase.RUNNING
     raw.script_flush()
-    mark(redis_store, key, token, MarkerState.WAITING, claim=becomes(claim, Phase.QUEUED))
+    mark(redis_store, key, token, CompletionState.WAITING, claim=becomes(claim, Phase.QUEUED))
     assert record_of(redis_store, claim).phase is Phase.QUEUED
     raw.script_flush()
     give(redis_store, key, token, claim=freed(claim))
@@ -203,7 +209,7 @@ def test_a_login_that_may_touch_our_keys_alone_is_enough(
         take(store, bare, token)
         leases = [lease_of(bare, token), lease_of(key, token, claim_key=claim)]
         assert renew(store, leases) == [RENEWED] * 2
-        mark(store, key, token, MarkerState.WAITING)
+        mark(store, key, token, CompletionState.WAITING)
         assert give(store, bare, token) is ReleaseReply.OURS
 
 
@@ -215,7 +221,7 @@ def test_claims_cost_no_round_trip_beside_those_of_the_lease(
         token = publish(redis_store, claim)
         take(redis_store, key, token, claim=running(claim))
         renew(redis_store, [lease_of(key, token, 60, claim)])
-        mark(redis_store, key, token, MarkerState.WAITING, claim=becomes(claim, Phase.QUEUED))
+        mark(redis_store, key, token, CompletionState.WAITING, claim=becomes(claim, Phase.QUEUED))
         give(redis_store, key, token, claim=freed(claim))
 
     def calls() -> int:
@@ -255,7 +261,7 @@ def test_both_ways_write_the_same(redis_store: RedisStore, raw: redis.Redis) -> 
         for wants_ttl in (True, False):
             claim = Keyspace.claim("app.sync", f"{new_key()}-küche")
             token = Token(task_id, 0, 0, "n", "a1")
-            assert admit(redis_store, claim, token, wants_ttl=wants_ttl) is None
+            assert take_claim(redis_store, claim, token, wants_ttl=wants_ttl) is None
             values.append(raw.get(claim))
             assert LONG - 60 < raw.ttl(claim) <= LONG
         assert values[0] == values[1]
@@ -265,11 +271,11 @@ def test_a_claim_and_a_duplicate_cost_one_command_and_no_script(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     _, claim = new_claim()
-    admit(redis_store, new_claim()[1], new_token(), wants_ttl=False)
+    take_claim(redis_store, new_claim()[1], new_token(), wants_ttl=False)
     asked(raw)
-    assert admit(redis_store, claim, new_token(), wants_ttl=False) is None
+    assert take_claim(redis_store, claim, new_token(), wants_ttl=False) is None
     for _ in range(3):
-        assert admit(redis_store, claim, new_token(), wants_ttl=False) is not None
+        assert take_claim(redis_store, claim, new_token(), wants_ttl=False) is not None
     found = asked(raw)
     # Redis 6.2 has no SET with NX and GET, so the script does it.
     commands = (4, 0, 0, 0) if server_version() >= (7, 0) else (1, 4, 4, 0)
@@ -284,13 +290,13 @@ def test_where_the_command_is_refused_the_script_claims_and_the_command_is_not_t
         with pytest.raises(StoreError, match="syntax"):
             store._connections.run([("SET", claim, "value", "PX", "1000", "NX", "GET")], 1.0)
         token = new_token()
-        assert admit(store, claim, token, wants_ttl=False) is None
+        assert take_claim(store, claim, token, wants_ttl=False) is None
         assert is_claimed(store, claim, token)
         asked(raw)
-        found = admit(store, claim, new_token(), wants_ttl=False)
+        found = take_claim(store, claim, new_token(), wants_ttl=False)
         assert found is not None
-        assert found.token == token.task
-        assert admit(store, new_claim()[1], new_token(), wants_ttl=False) is None
+        assert found.token == token.call_id
+        assert take_claim(store, new_claim()[1], new_token(), wants_ttl=False) is None
         counted = asked(raw)
         assert counted["evalsha"] == 2
         assert counted["set"] == 1, "the script's own"
@@ -302,9 +308,9 @@ def test_a_key_at_which_the_command_fails_does_not_end_its_use(
     _, claim = new_claim()
     raw.rpush(claim, "another's", "data")
     with pytest.raises(StoreError, match="WRONGTYPE"):
-        admit(redis_store, claim, new_token(), wants_ttl=False)
+        take_claim(redis_store, claim, new_token(), wants_ttl=False)
     asked(raw)
-    assert admit(redis_store, new_claim()[1], new_token(), wants_ttl=False) is None
+    assert take_claim(redis_store, new_claim()[1], new_token(), wants_ttl=False) is None
     found = asked(raw)
     # Redis 6.2 refuses the command, and the script does it.
     commands = (1, 0) if server_version() >= (7, 0) else (2, 1)

@@ -11,17 +11,23 @@ import pytest
 import redis
 
 from celery_singleton_lock.core.lease import Kind
-from celery_singleton_lock.core.store import RENEWED, Granted, MarkerState, Release, ReleaseReply
+from celery_singleton_lock.core.store import (
+    RENEWED,
+    CompletionState,
+    Granted,
+    Release,
+    ReleaseReply,
+)
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import (
     LONG,
-    admit,
     lease_of,
     mark,
     new_claim,
     renew,
+    take_claim,
 )
 from example_project.private_server import PrivateServer, find_binary, free_port
 from tests.harness.busy import busy
@@ -175,9 +181,9 @@ def test_a_server_that_refuses_writes_grants_loses_and_releases_nothing(
         reserve = Release(keys=(key,), token=token, become=Kind.COOLING, become_ttl=LONG)
         requests: list[Callable[[], object]] = [
             lambda: ask(store, free, other),
-            lambda: admit(store, claim, other),
+            lambda: take_claim(store, claim, other),
             lambda: store.release(reserve, timeout=TIMEOUT),
-            lambda: mark(store, key, token, MarkerState.DONE),
+            lambda: mark(store, key, token, CompletionState.DONE),
         ]
         relent = refuse(client, private_redis)
         for request in requests:

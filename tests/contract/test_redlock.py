@@ -20,11 +20,11 @@ from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (
     RENEWED,
     Acquire,
-    Admit,
     ClaimChange,
+    ClaimRequest,
+    CompletionState,
     Granted,
     Mark,
-    MarkerState,
     Refused,
     Relation,
     Release,
@@ -43,13 +43,13 @@ from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.testing.contract.steps import (
     LONG,
     TIMEOUT,
-    admit,
     ask,
     lease_of,
     new_claim,
     new_key,
     new_token,
     settle,
+    take_claim,
 )
 from tests.harness.keys import EVERY_NAME
 from tests.harness.redlock_nodes import RedlockNodes
@@ -147,17 +147,17 @@ def test_all_goes_on_without_a_minority(
         leases = [lease_of(held, token), lease_of(key, mine)]
         with took_at_most(AT_ONCE):
             assert store.renew(leases, timeout=TIMEOUT) == [RENEWED] * 2
-        marker = Mark(key=key, token=mine, state=MarkerState.WAITING, ttl=LONG)
+        marker = Mark(key=key, token=mine, state=CompletionState.WAITING, ttl=LONG)
         with took_at_most(AT_ONCE):
             store.mark(marker, timeout=TIMEOUT)
         for wants_ttl in (True, False):
             claim, claimant = new_claim()[1], new_token()
             with took_at_most(AT_ONCE):
-                assert admit(store, claim, claimant, wants_ttl=wants_ttl) is None
+                assert take_claim(store, claim, claimant, wants_ttl=wants_ttl) is None
             with took_at_most(AT_ONCE):
-                record = admit(store, claim, new_token(), wants_ttl=wants_ttl)
+                record = take_claim(store, claim, new_token(), wants_ttl=wants_ttl)
             assert record is not None
-            assert record.token == claimant.task
+            assert record.token == claimant.call_id
             with took_at_most(AT_ONCE):
                 settle(store, claimant, claim, None)
             assert store.inspect(claim) is None
@@ -179,7 +179,7 @@ def test_without_a_majority_nothing_is_granted_and_the_error_names_the_nodes(
         else:
             for index in range(3):
                 nodes[index].kill()
-        done = Mark(key=key, token=token, state=MarkerState.DONE, ttl=LONG)
+        done = Mark(key=key, token=token, state=CompletionState.DONE, ttl=LONG)
         for refused in (
             lambda: store.acquire(call_for(key), timeout=SILENCE),
             lambda: store.renew([lease_of(held, token)], timeout=SILENCE),
@@ -294,7 +294,7 @@ def test_an_attempt_that_fails_is_given_back_on_nodes_that_did_not_answer(
 def test_released_only_where_it_was_answered_a_failed_attempt_keeps_the_key(
     nodes: RedlockNodes, store: RedlockStore, other: RedlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The twin of the test above, with that protection taken out."""
+    """The test above, with that protection taken out."""
     submit, owing = Node.submit, set()
 
     def submit_to_nodes_that_answer(node: Node, job: fanout.Job) -> None:
@@ -479,7 +479,10 @@ def test_a_minority_that_grants_and_is_given_back_keeps_the_claim_of_the_message
     key = new_key()
     claim, token = Keyspace.claim("app.sync", key), new_token()
     holder = lease_of(key, token).holder
-    assert store.admit(Admit(key=claim, token=token, holder=holder, ttl=LONG), timeout=1) is None
+    assert (
+        store.take_claim(ClaimRequest(key=claim, token=token, holder=holder, ttl=LONG), timeout=1)
+        is None
+    )
     # Two nodes grant. With three holders, a node that does not answer decides nothing: one of them
     # would not have a majority with it.
     for index in range(3):
@@ -493,10 +496,10 @@ def test_a_minority_that_grants_and_is_given_back_keeps_the_claim_of_the_message
     )
     with pytest.raises(StoreUnavailable, match="split"):
         store.acquire(request, timeout=SILENCE)
-    assert set(nodes.holders(claim)) == {token.task}
+    assert set(nodes.holders(claim)) == {token.call_id}
     record = store.inspect(claim)
     assert record is not None
-    assert (record.token, record.phase) == (token.task, Phase.QUEUED)
+    assert (record.token, record.phase) == (token.call_id, Phase.QUEUED)
     assert nodes.holders(key).count(str(token)) == 0
     nodes.restore()
     store.acquire(request, timeout=1)
@@ -515,11 +518,11 @@ def test_any_one_node_that_knows_of_the_tasks_own_attempts_is_enough(
     for state, expected in (("d 0 x", Relation.DONE), ("- 7 x", Relation.SUPERSEDED)):
         key, token = new_key(), new_token()
         with redis.Redis.from_url(nodes[2].url()) as client:
-            client.set(Keyspace.marker(key, token.attempt), state)
+            client.set(Keyspace.completion(key, token.attempt), state)
         assert relation(ask(store, key, token)) is expected
         # A node's grant may come after the answer of the one that knows; then so does its release.
         wait_until(lambda key=key: not any(nodes.holders(key)), "all votes are given back")
-    for held, expected in ((0, Relation.TWIN), (1, Relation.LATER)):
+    for held, expected in ((0, Relation.DUPLICATE), (1, Relation.LATER)):
         key, token = new_key(), new_token()
         put_on(nodes, key, new_token(token.task_id, retries=held), 2)
         assert relation(ask(store, key, token)) is expected
@@ -721,7 +724,7 @@ def test_a_node_that_came_back_empty_has_no_vote_for_a_ttl(old_nodes: RedlockNod
 
 
 def test_with_a_vote_from_its_start_on_it_gives_a_second_holder(old_nodes: RedlockNodes) -> None:
-    """The twin of the test above, with that protection taken out."""
+    """The test above, with that protection taken out."""
     assert len(restart_one_under_a_holder(old_nodes, 0)) == 2
 
 

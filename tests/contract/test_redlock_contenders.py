@@ -18,7 +18,7 @@ import redis
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Record, Token
-from celery_singleton_lock.core.store import Admit, Granted, Refused, Release
+from celery_singleton_lock.core.store import ClaimRequest, Granted, Refused, Release
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.testing.contract import ask, lease_of, new_key, new_token
@@ -101,7 +101,7 @@ def test_of_threads_that_share_links_one_is_granted(nodes: RedlockNodes, contend
 
 
 def test_with_any_one_node_for_a_majority_there_are_two_holders(nodes: RedlockNodes) -> None:
-    """The twin of the test above, with that protection taken out."""
+    """The test above, with that protection taken out."""
     assert max(grants_of_rounds(nodes, 8, 12, quorum=1)) > 1
 
 
@@ -119,12 +119,12 @@ def test_of_publishers_that_split_the_vote_one_has_the_claim(
             def one(number: int, claim: str = claim, tokens: list[Token] = tokens) -> Record | None:
                 token = tokens[number]
                 holder = lease_of(claim, token).holder
-                call = Admit(key=claim, token=token, holder=holder, ttl=60)
-                return all_stores[number].admit(call, timeout=5)
+                call = ClaimRequest(key=claim, token=token, holder=holder, ttl=60)
+                return all_stores[number].take_claim(call, timeout=5)
 
             replies = at_once(8, one)
             [winner] = [
-                token.task for token, reply in zip(tokens, replies, strict=True) if reply is None
+                token.call_id for token, reply in zip(tokens, replies, strict=True) if reply is None
             ]
             assert {reply.token for reply in replies if isinstance(reply, Record)} == {winner}
 
@@ -272,7 +272,7 @@ def test_processes_never_hold_a_key_at_once_while_majorities_stall(nodes: Redloc
 def test_with_any_one_node_for_a_majority_processes_hold_a_key_at_once(
     nodes: RedlockNodes,
 ) -> None:
-    """The twin of the tests above, with that protection taken out."""
+    """The test above, with that protection taken out."""
     assert overlaps(holds_of_processes(nodes, 4, 40, quorum=1))
 
 

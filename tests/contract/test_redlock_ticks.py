@@ -10,7 +10,7 @@ import redis
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Token
-from celery_singleton_lock.core.store import Authorization, AuthorizeTick
+from celery_singleton_lock.core.store import Authorization, AuthorizeRun
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.testing.contract.steps import LONG, TIMEOUT, give, new_key, take
@@ -26,14 +26,14 @@ def store(nodes: RedlockNodes) -> Iterator[RedlockStore]:
         yield store
 
 
-def authorize_tick(
+def authorize_run(
     store: RedlockStore, leader: str, token: Token, expected: str | None, new: str
 ) -> Authorization:
     entry = Keyspace.last_run(leader, "e")
-    call = AuthorizeTick(
+    call = AuthorizeRun(
         leader=leader, token=token, entry=entry, expected=expected, new=new, ttl=LONG
     )
-    return store.authorize_tick(call, timeout=TIMEOUT)
+    return store.authorize_run(call, timeout=TIMEOUT)
 
 
 def last_run(store: RedlockStore, leader: str) -> str | None:
@@ -57,7 +57,7 @@ def test_the_newest_is_read_and_followed_where_two_nodes_missed_it_and_two_are_g
     nodes[1].kill()
     assert last_run(store, leader) == "2.5 b"
     assert (
-        authorize_tick(store, leader, token, last_run(store, leader), "4.5 d")
+        authorize_run(store, leader, token, last_run(store, leader), "4.5 d")
         is Authorization.AUTHORIZED
     )
     assert last_run(store, leader) == "4.5 d"
@@ -70,7 +70,7 @@ def test_what_a_majority_has_stands_against_a_client_that_expects_what_a_minorit
     token = take(store, leader)
     put_on(nodes, leader, "1.5 a", 3, 4)
     put_on(nodes, leader, "2.5 b", 0, 1, 2)
-    assert authorize_tick(store, leader, token, "1.5 a", "3.5 c") is Authorization.CHANGED
+    assert authorize_run(store, leader, token, "1.5 a", "3.5 c") is Authorization.CHANGED
     assert last_run(store, leader) == "2.5 b"
 
 
@@ -79,14 +79,14 @@ def test_a_deposed_leader_is_permitted_nowhere_else_though_a_minority_knows_it_s
 ) -> None:
     leader = new_key()
     old = take(store, leader)
-    assert authorize_tick(store, leader, old, None, "1.5 a") is Authorization.AUTHORIZED
+    assert authorize_run(store, leader, old, None, "1.5 a") is Authorization.AUTHORIZED
     give(store, leader, old)
     token = take(store, leader)
     with redis.Redis.from_url(nodes[0].url()) as client:
         client.set(leader, f"l {old} 1 {{}}", ex=600)
-    assert authorize_tick(store, leader, old, "1.5 a", "2.5 x") is Authorization.DEPOSED
+    assert authorize_run(store, leader, old, "1.5 a", "2.5 x") is Authorization.DEPOSED
     assert last_run(store, leader) == "1.5 a"
-    assert authorize_tick(store, leader, token, "1.5 a", "2.5 b") is Authorization.AUTHORIZED
+    assert authorize_run(store, leader, token, "1.5 a", "2.5 b") is Authorization.AUTHORIZED
     assert last_run(store, leader) == "2.5 b"
 
 
@@ -100,4 +100,4 @@ def test_unresponsive_nodes_that_decide_make_it_no_answer(
     nodes[1].kill()
     nodes[2].kill()
     with pytest.raises(StoreUnavailable):
-        authorize_tick(store, leader, token, None, "1.5 a")
+        authorize_run(store, leader, token, None, "1.5 a")

@@ -17,9 +17,9 @@ from celery_singleton_lock.core.lease import Phase, Token
 from celery_singleton_lock.core.store import (
     ARGUMENTS_FOR,
     ClaimChange,
+    CompletionState,
     Granted,
     GrantedArguments,
-    MarkerState,
     Refused,
     Relation,
     ReplaceArguments,
@@ -30,7 +30,6 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import (
     LONG,
-    admit,
     freed,
     give,
     granted,
@@ -39,6 +38,7 @@ from celery_singleton_lock.testing.contract.steps import (
     relation_of,
     settle,
     take,
+    take_claim,
 )
 
 
@@ -57,15 +57,15 @@ class Message:
     def __init__(self, store: RedisStore, key: str = "", due_in: float = 0.0) -> None:
         self.store, self.key, self.token = store, key or new_key(), new_token()
         self.claim = Keyspace.claim("app.sync", self.key)
-        self.arguments = Keyspace.arguments(self.claim, self.token.task)
+        self.arguments = Keyspace.arguments(self.claim, self.token.call_id)
         self.change = ClaimChange(key=self.claim, phase=None, arguments=self.arguments)
         options: Any = {"arguments": self.arguments, "due_in": due_in}
-        assert admit(store, self.claim, self.token, **options) is None
+        assert take_claim(store, self.claim, self.token, **options) is None
 
     def replace(self, arguments: bytes, **due: float) -> Replaced:
         request = ReplaceArguments(
             claim=self.claim,
-            task=self.token.task,
+            call_id=self.token.call_id,
             key=self.arguments,
             arguments=arguments,
             ttl=LONG,
@@ -159,7 +159,7 @@ def test_each_end_of_a_message_deletes_them(store: RedisStore) -> None:
     def end_by_marker(message: Message) -> None:
         message.start()
         give(store, message.key, message.token, claim=freed(message.claim))
-        mark(store, message.key, message.token, MarkerState.DONE, claim=message.change)
+        mark(store, message.key, message.token, CompletionState.DONE, claim=message.change)
 
     def end_after_a_loss(message: Message) -> None:
         message.start()
@@ -167,11 +167,11 @@ def test_each_end_of_a_message_deletes_them(store: RedisStore) -> None:
         message.end()
 
     def end_without_a_lease(message: Message) -> None:
-        store.settle_claim(message.token, message.change, timeout=TIMEOUT)
+        store.change_claim(message.token, message.change, timeout=TIMEOUT)
 
     def end_after_its_claim(message: Message) -> None:
         store.free(message.claim, None)
-        admit(store, message.claim, new_token())
+        take_claim(store, message.claim, new_token())
         end_without_a_lease(message)
 
     for end in (
@@ -189,14 +189,14 @@ def test_each_end_of_a_message_deletes_them(store: RedisStore) -> None:
         assert message.ttl < 0, end.__name__
 
 
-def test_a_twin_that_is_discarded_leaves_them_to_the_running_one(store: RedisStore) -> None:
+def test_a_duplicate_that_is_discarded_leaves_them_to_the_running_one(store: RedisStore) -> None:
     message = Message(store)
     message.replace(b"newest")
     running = ClaimChange(
         key=message.claim, phase=Phase.RUNNING, ttl=LONG, arguments=message.arguments
     )
     granted(store, message.key, message.token, claim=running)
-    store.settle_claim(message.token, message.change, timeout=TIMEOUT)
+    store.change_claim(message.token, message.change, timeout=TIMEOUT)
     assert message.start() == b"newest"
 
 
@@ -206,7 +206,9 @@ def test_those_of_a_message_that_was_never_published_expire_with_its_claim(
     message = Message(store, due_in=LONG)
     for again in (False, True):
         if again:  # published again after a lost reply, with a later end
-            admit(store, message.claim, message.token, ttl=2 * LONG, arguments=message.arguments)
+            take_claim(
+                store, message.claim, message.token, ttl=2 * LONG, arguments=message.arguments
+            )
         assert 0 < message.ttl <= record_of(store, message.claim).ttl + 1
     due_in(message)
     assert message.ttl > ARGUMENTS_FOR, "it has arrived"
@@ -220,7 +222,7 @@ def test_a_message_that_arrives_after_its_claim_has_replaceable_ones_again(
         store.free(key, None)
     other = take(store, message.key)
     assert isinstance(ask(store, message.key, message.token, claim=message.change), Refused)
-    admit(store, message.claim, message.token)
+    take_claim(store, message.claim, message.token)
     assert message.replace(b"newest") is Replaced.YES
     give(store, message.key, other)
     assert message.start() == b"newest"
@@ -240,7 +242,7 @@ def test_the_next_message_of_a_key_does_not_get_them(store: RedisStore) -> None:
 def test_a_message_that_is_admitted_again_keeps_them(store: RedisStore) -> None:
     message = Message(store)
     message.replace(b"newest")
-    assert admit(store, message.claim, message.token, arguments=message.arguments) is None
+    assert take_claim(store, message.claim, message.token, arguments=message.arguments) is None
     assert message.start() == b"newest"
 
 
@@ -248,7 +250,7 @@ def test_a_retry_that_waits_takes_them(store: RedisStore) -> None:
     message = Message(store)
     message.start()
     give(store, message.key, message.token, claim=freed(message.claim))
-    admit(store, message.claim, message.token)
+    take_claim(store, message.claim, message.token)
     settle(store, message.token, message.claim, Phase.RETRYING)
     assert message.replace(b"newest") is Replaced.YES
     settle(store, message.token, message.claim, Phase.RUNNING)
@@ -260,7 +262,7 @@ def test_the_arguments_of_another_message_are_fixed(store: RedisStore) -> None:
     store.free(message.arguments, None)
     assert message.replace(b"newest") is Replaced.FIXED
     store.free(message.claim, None)
-    admit(store, message.claim, new_token())
+    take_claim(store, message.claim, new_token())
     assert message.replace(b"newest") is Replaced.NOT_QUEUED
 
 
@@ -268,7 +270,7 @@ def test_a_message_that_is_done_gets_none(store: RedisStore) -> None:
     message = Message(store)
     message.replace(b"newest")
     message.start()
-    give(store, message.key, message.token, marker=MarkerState.DONE, marker_ttl=LONG)
+    give(store, message.key, message.token, completion=CompletionState.DONE, completion_ttl=LONG)
     reply = ask(store, message.key, message.token, claim=message.change)
     assert isinstance(reply, Refused)
     assert reply.relation is Relation.DONE
@@ -288,7 +290,7 @@ def test_a_message_starts_when_it_is_due(store: RedisStore) -> None:
     assert message.replace(b"", due_in=2 * LONG) is Replaced.YES
     assert 2 * LONG - 1 < due_in(message) <= 2 * LONG
     assert message.replace(b"newest", due_in=2 * LONG, due_max=LONG / 2) is Replaced.YES
-    assert LONG / 2 - 1 < due_in(message) <= LONG / 2, "from the admission"
+    assert LONG / 2 - 1 < due_in(message) <= LONG / 2, "from the claim"
     assert message.replace(b"newest") is Replaced.YES
     assert message.start() == b"newest"
 
@@ -313,7 +315,7 @@ def test_arguments_are_kept_until_a_late_due_time(store: RedisStore) -> None:
 
 def test_an_old_copy_of_a_message_that_is_not_due_is_dropped(store: RedisStore) -> None:
     message = Message(store, due_in=LONG)
-    mark(store, message.key, message.token, MarkerState.WAITING, 1)
+    mark(store, message.key, message.token, CompletionState.WAITING, 1)
     reply = ask(store, message.key, message.token, claim=message.change, sequence=0)
     assert isinstance(reply, Refused)
     assert reply.relation is Relation.SUPERSEDED

@@ -18,12 +18,12 @@ from celery_singleton_lock.core.lease import Holder, Kind, Token
 from celery_singleton_lock.core.lease import Phase as ClaimPhase
 from celery_singleton_lock.core.store import (
     Acquire,
-    Admit,
-    AuthorizeTick,
+    AuthorizeRun,
     ClaimChange,
+    ClaimRequest,
+    CompletionState,
     Granted,
     Mark,
-    MarkerState,
     Refused,
     Release,
     Store,
@@ -92,7 +92,7 @@ def acquire(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple
 def release(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[str, Operation]:
     become = draw(st.sampled_from((None, None, Kind.RESERVED, Kind.COOLING, Kind.DYING)))
     # Seldom: nothing is granted to an attempt that is done.
-    marker = draw(st.sampled_from((None,) * 8 + (MarkerState.FINISHING, MarkerState.DONE)))
+    marker = draw(st.sampled_from((None,) * 8 + (CompletionState.FINISHING, CompletionState.DONE)))
     limit = draw(LIMITS)
 
     def run(store: Store, key_of: Callable[[str], str]) -> Any:
@@ -103,8 +103,8 @@ def release(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple
             become=become,
             become_ttl=ttl,
             next_token=token.next_attempt() if become is Kind.RESERVED else None,
-            marker=marker,
-            marker_ttl=ttl,
+            completion=marker,
+            completion_ttl=ttl,
             claim=None if phase == "none" else change(phase, ttl, key),
         )
         return store.release(request, timeout=TIMEOUT)
@@ -114,7 +114,7 @@ def release(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple
 
 def mark(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[str, Operation]:
     state, sequence = (
-        draw(st.sampled_from((MarkerState.WAITING, *MarkerState))),
+        draw(st.sampled_from((CompletionState.WAITING, *CompletionState))),
         draw(st.integers(0, 2)),
     )
 
@@ -127,7 +127,7 @@ def mark(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[st
     return f"mark {name} {token} {ttl} {state=} {sequence=} {phase=}", run
 
 
-def admit(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[str, Operation]:
+def take_claim(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[str, Operation]:
     instead_of = draw(st.sampled_from(("", "a", "ab")))
     # The lease's own key too: then there is something that is no claim.
     forged = draw(st.sampled_from((False, False, False, True)))
@@ -135,7 +135,7 @@ def admit(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[s
 
     def run(store: Store, key_of: Callable[[str], str]) -> Any:
         key = key_of(name) if forged else claim_key(key_of(name))
-        request = Admit(
+        request = ClaimRequest(
             key=key,
             token=token,
             holder=Holder(task="p"),
@@ -143,17 +143,17 @@ def admit(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[s
             instead_of=instead_of,
             wants_ttl=wants_ttl,
         )
-        found = store.admit(request, timeout=TIMEOUT)
+        found = store.take_claim(request, timeout=TIMEOUT)
         return found if wants_ttl or found is None else replace(found, ttl=0.0)
 
-    return f"admit {name} {token} {ttl} {instead_of=} {forged=} {wants_ttl=}", run
+    return f"take_claim {name} {token} {ttl} {instead_of=} {forged=} {wants_ttl=}", run
 
 
 def settle(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[str, Operation]:
     phase = None if phase == "none" else phase
 
     def run(store: Store, key_of: Callable[[str], str]) -> Any:
-        store.settle_claim(token, change(phase, ttl, key_of(name)), timeout=TIMEOUT)
+        store.change_claim(token, change(phase, ttl, key_of(name)), timeout=TIMEOUT)
 
     return f"settle {name} {token} {ttl} {phase=}", run
 
@@ -169,7 +169,7 @@ def renew(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[s
     return f"renew {name} {token} {ttl} {phase=}", run
 
 
-def authorize_tick(
+def authorize_run(
     draw: Any, name: str, token: Token, ttl: float, phase: Any
 ) -> tuple[str, Operation]:
     expected = draw(st.sampled_from((None, *LAST_RUNS)))
@@ -178,10 +178,10 @@ def authorize_tick(
     def run(store: Store, key_of: Callable[[str], str]) -> Any:
         leader = key_of(name)
         entry = Keyspace.last_run(leader, "every minute")
-        request = AuthorizeTick(
+        request = AuthorizeRun(
             leader=leader, token=token, entry=entry, expected=expected, new=new, ttl=ttl
         )
-        return store.authorize_tick(request, timeout=TIMEOUT), store.last_runs(
+        return store.authorize_run(request, timeout=TIMEOUT), store.last_runs(
             [entry], timeout=TIMEOUT
         )
 
@@ -204,10 +204,10 @@ _OPERATIONS = {
     "release": release,
     "release again": release,
     "mark": mark,
-    "admit": admit,
+    "take_claim": take_claim,
     "settle": settle,
     "renew": renew,
-    "authorize": authorize_tick,
+    "authorize": authorize_run,
     "free": free,
 }
 
@@ -239,7 +239,7 @@ def state(store: Store, key_of: Callable[[str], str]) -> list[Any]:
 def assert_same(store: Store, script: list[tuple[str, Operation]]) -> None:
     """Run ``script`` on ``store`` and on memory, side by side."""
     reference = MemoryStore(SystemClock())
-    # Markers are by task: earlier runs' must not be met.
+    # Completion records are by task: earlier runs' must not be met.
     keyspace = Keyspace(f"transitions-{secrets.token_hex(8)}")
 
     def key_of(name: str) -> str:

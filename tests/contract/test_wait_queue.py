@@ -69,7 +69,7 @@ class Desk:
         return sum(raw.info("clients")["blocked_clients"] for raw in self._raws)
 
     def left(self) -> list[str]:
-        """What is in the store of this key; no marker, because no task runs."""
+        """What is in the store of this key; no completion record, because no task runs."""
         found = [key for raw in self._raws for key in raw.scan_iter(EVERY_NAME)]
         return [key.decode() for key in found if self.name in key.decode()]
 

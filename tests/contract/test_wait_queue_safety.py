@@ -16,8 +16,8 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, LossReason, Phase, Record, Token
 from celery_singleton_lock.core.store import (
     RENEWED,
+    CompletionState,
     Granted,
-    MarkerState,
     Refused,
     Relation,
     Release,
@@ -293,8 +293,8 @@ def test_a_holder_that_asks_again_keeps_its_lease_while_others_wait(scene: Scene
     holder = take(scene.store, key)
     scene.waits(key, waiter)
     assert isinstance(ask(scene.store, key, holder), Granted)  # its first reply was lost
-    twin = Token(holder.task_id, 0, 0, "another-delivery")
-    assert relation_of(ask(scene.store, key, twin)) is Relation.TWIN
+    duplicate = Token(holder.task_id, 0, 0, "another-delivery")
+    assert relation_of(ask(scene.store, key, duplicate)) is Relation.DUPLICATE
     assert relation_of(ask(scene.store, key, holder.next_attempt())) is Relation.EARLIER
     assert renew(scene.store, [lease_of(key, holder)]) == [RENEWED]
     scene.waits(key, waiter)  # the poll that says so again
@@ -302,11 +302,11 @@ def test_a_holder_that_asks_again_keeps_its_lease_while_others_wait(scene: Scene
     assert scene.woken(key) in ([holder.nonce], [])  # []: its half second was over
 
 
-def test_a_twin_of_a_done_task_learns_so_and_takes_no_handoff(scene: Scene) -> None:
-    reserved = scene.reserved(marker=MarkerState.DONE, marker_ttl=LONG)
-    twin = Token(reserved.holder.task_id, 0, 0, "another-delivery")
+def test_a_duplicate_of_a_done_task_learns_so_and_takes_no_handoff(scene: Scene) -> None:
+    reserved = scene.reserved(completion=CompletionState.DONE, completion_ttl=LONG)
+    duplicate = Token(reserved.holder.task_id, 0, 0, "another-delivery")
     for handoff in ("", reserved.handoff):
-        reply = ask(scene.store, reserved.key, twin, wait_ttl=WAITS, handoff=handoff)
+        reply = ask(scene.store, reserved.key, duplicate, wait_ttl=WAITS, handoff=handoff)
         assert relation_of(reply) is Relation.DONE
     assert scene.is_waiters(reserved.key)
     assert isinstance(
@@ -337,13 +337,13 @@ def test_a_claim_goes_with_a_lease_that_is_waited_for(scene: Scene) -> None:
     change = becomes(claim, Phase.RETRYING)
     assert give(scene.store, key, holder, claim=change) is ReleaseReply.OURS
     record = record_of(scene.store, claim)
-    assert (record.token, record.phase) == (holder.task, Phase.RETRYING)
+    assert (record.token, record.phase) == (holder.call_id, Phase.RETRYING)
     handoff = holder.nonce
     granted = ask(scene.store, key, waiter, wait_ttl=WAITS, handoff=handoff, claim=running(claim))
     assert isinstance(granted, Granted)
-    assert record_of(scene.store, claim).token == holder.task, "another's claim"
+    assert record_of(scene.store, claim).token == holder.call_id, "another's claim"
     assert give(scene.store, key, waiter, claim=freed(claim)) is ReleaseReply.OURS
-    assert record_of(scene.store, claim).token == holder.task
+    assert record_of(scene.store, claim).token == holder.call_id
 
 
 def test_a_waiter_with_a_claim_changes_it_as_without_a_wait_queue(scene: Scene) -> None:

@@ -14,10 +14,10 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import (
     Acquire,
-    Admit,
+    ClaimRequest,
+    CompletionState,
     Granted,
     Mark,
-    MarkerState,
     Refused,
     Relation,
     Release,
@@ -102,8 +102,8 @@ def test_a_message_is_claimed_in_one_request(
 ) -> None:
     def claim() -> None:
         key = Keyspace.claim("app.task", new_key())
-        request = Admit(key=key, token=new_token(), holder=Holder(), ttl=60)
-        assert store.admit(request, timeout=TIMEOUT) is None
+        request = ClaimRequest(key=key, token=new_token(), holder=Holder(), ttl=60)
+        assert store.take_claim(request, timeout=TIMEOUT) is None
 
     claim()  # the session stands
     assert usual_costs(zookeeper, [(claim,)] * 9) == [ONE]
@@ -143,13 +143,13 @@ def test_a_key_that_was_found_taken_is_not_written_to_again(
 @pytest.mark.parametrize(
     ("state", "relation"),
     [
-        (MarkerState.DONE, Relation.DONE),
-        (MarkerState.FINISHING, Relation.TWIN),
-        (MarkerState.WAITING, Relation.SUPERSEDED),
+        (CompletionState.DONE, Relation.DONE),
+        (CompletionState.FINISHING, Relation.DUPLICATE),
+        (CompletionState.WAITING, Relation.SUPERSEDED),
     ],
 )
-def test_a_marker_refuses_its_attempt_though_the_key_is_free(
-    store: ZooKeeperStore, other: ZooKeeperStore, state: MarkerState, relation: Relation
+def test_a_completion_record_refuses_its_attempt_though_the_key_is_free(
+    store: ZooKeeperStore, other: ZooKeeperStore, state: CompletionState, relation: Relation
 ) -> None:
     key, token = new_key(), new_token()
     other.mark(Mark(key=key, token=token, state=state, ttl=60, sequence=1), timeout=TIMEOUT)
@@ -160,13 +160,13 @@ def test_a_marker_refuses_its_attempt_though_the_key_is_free(
     assert store.inspect(key) is None
 
 
-def test_a_proof_that_no_marker_stands_leaves_none_behind(
+def test_a_proof_that_no_completion_record_stands_leaves_none_behind(
     store: ZooKeeperStore, other: ZooKeeperStore
 ) -> None:
     key, token = new_key(), new_token()
     ask(store, key, token)
     view, _ = other._ensemble.read(
-        (Keyspace.marker(key, token.attempt),), other._clock.now() + TIMEOUT
+        (Keyspace.completion(key, token.attempt),), other._clock.now() + TIMEOUT
     )
     assert [seen.exists for seen in view.values()] == [False]
 
@@ -195,14 +195,14 @@ def test_a_holder_granted_by_a_guess_does_not_release_its_successor(
     assert record.token == str(second)
 
 
-def test_a_marker_that_came_beside_a_guessed_lease_decides_its_release(
+def test_a_completion_record_that_came_beside_a_guessed_lease_decides_its_release(
     store: ZooKeeperStore, other: ZooKeeperStore
 ) -> None:
     key, token = new_key(), new_token()
-    twin = Token(token.task_id, token.nesting, token.retries, "twin")
+    duplicate = Token(token.task_id, token.nesting, token.retries, "duplicate")
     ask(store, key, token)
-    other.mark(Mark(key=key, token=twin, state=MarkerState.DONE, ttl=60), timeout=TIMEOUT)
-    done = {"marker": MarkerState.FINISHING, "marker_ttl": 60.0}
+    other.mark(Mark(key=key, token=duplicate, state=CompletionState.DONE, ttl=60), timeout=TIMEOUT)
+    done = {"completion": CompletionState.FINISHING, "completion_ttl": 60.0}
     assert give(store, key, token, **done) is ReleaseReply.OURS
     reply = ask(store, key, token)
     assert isinstance(reply, Refused)

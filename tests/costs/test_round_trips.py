@@ -84,7 +84,7 @@ def test_each_end_of_a_task_costs_what_is_promised(site: Site, take: Take) -> No
     assert counts == {
         "plain Celery": NONE,
         "a task": TWO,  # acquire, release
-        "acknowledged late": TWO,  # the release writes the marker
+        "acknowledged late": TWO,  # the release writes the completion record
         "with a claim": TWO,  # both scripts carry it
         "released early": TWO,
         "released early, acknowledged late": THREE,  # the work is done once the callbacks are sent

@@ -138,7 +138,7 @@ def test_a_header_named_as_our_own_state_lets_no_body_run_unlocked(
 def test_without_the_sieve_such_a_header_runs_the_body_unlocked(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """The twin of the test above, with the protection taken out."""
+    """The test above, with the protection taken out."""
     with open_stage(redis_url, tmp_path, "tests.apps.hostile") as stage:
         Others(stage)
         stage.worker(env={"WITHOUT": "sieve"})

@@ -56,14 +56,15 @@ def test_any_argument_makes_a_key_that_is_a_name_in_the_store_or_no_key(
 ) -> None:
     maker = KeyMaker(spec, inspect.signature(body), dumps)
     try:
-        rest = maker.rest_of((name,), {"other": other})
+        rest = maker.key_suffix((name,), {"other": other})
     except LockKeyError:
         return  # the task fails with it, and its body doesn't run
     key = KEYSPACE.lock("scope", rest or "")
     assert key.encode().decode() == key, "what the client sends"
     assert not re.search(r"[\x00-\x20#\x7f-\xa0\u2028-\u202e\u2066-\u2069]", key)
     assert len(key) < 2500
-    # Whatever the argument is, the key stays in its scope, and claims and markers are no lock keys.
+    # Whatever the argument is, the key stays in its scope, and claims and completion records are no
+    # lock keys.
     shard, _, rest_of_key = key.partition("}:")
     assert re.fullmatch(
         re.escape(name_in_store("", prefix="fuzz", shard="")[:-2]) + r"\d{1,3}", shard
@@ -86,7 +87,7 @@ def test_any_task_id_makes_a_token_that_is_read_back(
     token = Token(task_id, nesting, retries, "abc1", "c1")
     assert str(token).isascii()
     assert Token.parse(str(token)) == token
-    assert Token.task_id_of(token.task) == task_id
+    assert Token.task_id_of(token.call_id) == task_id
 
 
 @pytest.mark.parametrize("sequence", [0, 7, 10**9 - 2, 10**9 - 1])

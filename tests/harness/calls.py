@@ -40,7 +40,7 @@ class Calls:
         self.queue: CallQueue = store.call_queue
 
     def position(self, token: Token) -> int | None:
-        return self.queue.position(self.key, token.task, timeout=TIMEOUT)
+        return self.queue.position(self.key, token.call_id, timeout=TIMEOUT)
 
     def join(self, token: Token, **options: Any) -> Place:
         return self.joins(token, **options)[0]

@@ -152,7 +152,9 @@ def test_each_of_the_dashboard_s_queries_has_data_if_each_metric_has(tmp_path: P
     done = promtool("test", "rules", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     path.write_text(path.read_text().replace("(celery_singleton_losses", "(celery_lost"))
-    assert "celery_lost" in promtool("test", "rules", str(path)).stderr, "the twin"
+    assert "celery_lost" in promtool("test", "rules", str(path)).stderr, (
+        "the variant that must fail"
+    )
 
 
 def test_the_query_for_leases_without_an_end_counts_neither_held_nor_ended_ones(

@@ -120,7 +120,7 @@ def test_a_chain_stops_behind_a_skip_at_a_link_that_looks_for_it(stage: Stage, n
     assert chain().get(timeout=20) == f"{name}-middle"
 
 
-def test_a_link_that_takes_no_argument_is_not_given_the_skips_marker(
+def test_a_link_that_takes_no_argument_is_not_given_the_skips_completion_record(
     stage: Stage, name: str
 ) -> None:
     stage.occupy(f"{name}-middle")

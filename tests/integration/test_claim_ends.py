@@ -564,7 +564,7 @@ def test_a_call_without_a_key_claims_nothing(
     ]
     stage.journal.wait_for_starts(2, key=name)
     made = set(stage.redis.keys(EVERY_NAME)) - before
-    # Calls of other tests may end meanwhile, and leave their markers.
+    # Calls of other tests may end meanwhile, and leave their completion records.
     ours = [call.id for call in calls]
     assert not [key for key in made if "done|" not in key or any(one in key for one in ours)]
     stage.open(name)
@@ -899,7 +899,7 @@ def test_a_store_that_is_away_at_the_release_holds_a_claim_for_a_ttl_at_most(
 # Races.
 
 
-def test_a_late_twin_that_is_discarded_leaves_the_claim_of_the_live_one(
+def test_a_late_duplicate_that_is_discarded_leaves_the_claim_of_the_live_one(
     stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim]
 ) -> None:
     one = claim("late")
@@ -915,7 +915,7 @@ def test_a_late_twin_that_is_discarded_leaves_the_claim_of_the_live_one(
     one.is_free()
 
 
-def test_a_late_twin_that_is_dropped_leaves_the_claim_of_the_next_call(
+def test_a_late_duplicate_that_is_dropped_leaves_the_claim_of_the_next_call(
     stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim]
 ) -> None:
     one = claim("late")

@@ -21,7 +21,7 @@ from celery_singleton_lock import Lease, LeaseLost, hold, is_skipped
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Phase, Token
-from celery_singleton_lock.core.store import Admit, ClaimChange
+from celery_singleton_lock.core.store import ClaimChange, ClaimRequest
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer, free_port
 from tests.harness.cli import Answer, run_apart, run_here
@@ -85,8 +85,11 @@ def claim(pools: ModuleType, argument: str, phase: Phase = Phase.QUEUED) -> str:
     holder = Holder(
         task=BRIEF, task_id=f"id-{argument}", worker="web-1", pid=os.getpid(), since=1_700_000_000.0
     )
-    assert store.admit(Admit(key=key, token=token, holder=holder, ttl=600), timeout=5) is None
-    store.settle_claim(token, ClaimChange(key=key, phase=phase, ttl=600), timeout=5)
+    assert (
+        store.take_claim(ClaimRequest(key=key, token=token, holder=holder, ttl=600), timeout=5)
+        is None
+    )
+    store.change_claim(token, ClaimChange(key=key, phase=phase, ttl=600), timeout=5)
     return key
 
 
@@ -172,8 +175,10 @@ def test_a_key_is_listed_shown_and_released_by_its_text(
         assert [row["key"] for row in cli("ls", "--json", text).json()] == [lease.key]
         assert cli("release", "--yes", text).out == f"released {lease.key}\n"
     claimed = Keyspace.claim(BRIEF, lease.key)
-    admit = Admit(key=claimed, token=Token("id", 0, 0, "n", "c1"), holder=Holder(), ttl=60)
-    assert Runtime.of(app).store.admit(admit, timeout=5) is None
+    take_claim = ClaimRequest(
+        key=claimed, token=Token("id", 0, 0, "n", "c1"), holder=Holder(), ttl=60
+    )
+    assert Runtime.of(app).store.take_claim(take_claim, timeout=5) is None
     found = cli("show", "--json", f"claim|{BRIEF}|{scope}:{text}").json()
     assert found["key"] == claimed
 

@@ -238,7 +238,8 @@ def test_five_hundred_waiting_calls_do_not_stall_an_unrelated_task(stage: Stage,
 
 @pytest.mark.slow
 def test_calls_that_wait_in_the_worker_do_stall_it(stage: Stage, name: str) -> None:
-    # The twin: what `wait` costs, and what the test above would see if `retry` blocked a process.
+    # The variant that must fail: what `wait` costs, and what the test above would see if `retry`
+    # blocked a process.
     crowd_worker = stage.worker(concurrency=1, queues=["crowd"])
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
         stage.app.sleepy.apply_async(

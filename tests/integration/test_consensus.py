@@ -133,7 +133,7 @@ def test_a_redelivery_in_mid_body_makes_no_second_body(
     process = worker(CRASH, concurrency=3)
     result = crash.late.delay("k", "all")
     journal.wait_for_starts(1)
-    # 2 s later its twin comes.
+    # 2 s later its duplicate comes.
     process.wait_for_event(EventName.REQUEUED, task_id=result.id, timeout=30)
     crash.open_gate("all")
     mark = result.get(timeout=30)

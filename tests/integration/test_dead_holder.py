@@ -317,5 +317,5 @@ def test_holders_that_are_killed_at_random_never_overlap_and_block_no_other(
 
 @pytest.mark.slow
 def test_holders_that_count_as_dead_without_a_proof_overlap(redis_url: str, tmp_path: Path) -> None:
-    """The twin."""
+    """The variant that must fail."""
     assert mortals(redis_url, tmp_path, 3, "no")["overlap"] > 0

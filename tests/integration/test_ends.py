@@ -353,7 +353,7 @@ def test_a_call_that_waits_in_its_queue_is_not_started_yet(
     assert states.until(result.id, "SUCCESS") == ["STARTED", "SUCCESS"]
 
 
-def test_a_late_twin_that_is_dropped_leaves_the_failure_as_it_is(
+def test_a_late_duplicate_that_is_dropped_leaves_the_failure_as_it_is(
     stage: Stage, worker: CeleryWorker, states: States, name: str
 ) -> None:
     result = stage.app.tracked_failure.delay(name)

@@ -30,7 +30,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
-from celery_singleton_lock.core.store import Admit
+from celery_singleton_lock.core.store import ClaimRequest
 from celery_singleton_lock.inspection import AmbiguousKey, Filter, HeldKey, SortBy
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer
@@ -58,8 +58,10 @@ class Stage:
         # Published an hour ago.
         since = Runtime.of(app).clock.wall() - 3600
         holder = Holder(task=BRIEF, task_id="id-x", worker="web-1", pid=7, since=since)
-        admit = Admit(key=self.claim, token=Token("id-x", 0, 0, "n", "c1"), holder=holder, ttl=600)
-        assert Runtime.of(app).store.admit(admit, timeout=5) is None
+        take_claim = ClaimRequest(
+            key=self.claim, token=Token("id-x", 0, 0, "n", "c1"), holder=holder, ttl=600
+        )
+        assert Runtime.of(app).store.take_claim(take_claim, timeout=5) is None
 
     def key(self, name: str) -> str:
         return self.leases[name].key

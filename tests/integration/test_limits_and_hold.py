@@ -241,7 +241,7 @@ def test_without_the_lock_twelve_calls_have_more_than_three_bodies(
     assert most_at_once(stage.journal.records(), name) > 3
 
 
-def test_a_twin_takes_no_second_slot(stage: Stage, worker: CeleryWorker, name: str) -> None:
+def test_a_duplicate_takes_no_second_slot(stage: Stage, worker: CeleryWorker, name: str) -> None:
     first = stage.app.trio_late.apply_async((name, name))
     stage.journal.wait_for_starts(1, key=name)
     # The same message once more, as a broker delivers it whose visibility_timeout is over.

@@ -176,7 +176,7 @@ def old_keys(client: redis.Redis) -> list[str]:
 
 
 def left_behind(client: redis.Redis) -> list[str]:
-    """The keys of leases, claims and wait queues; markers and fences are no locks."""
+    """The keys of leases, claims and wait queues; completion records and fences are no locks."""
     return old_keys(client) + [
         key
         for key in client.scan_iter(EVERY_NAME)

@@ -175,7 +175,7 @@ def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
     assert_one_run_each(journal, results, marks)
 
 
-def test_a_twin_that_arrives_after_the_success_is_dropped(
+def test_a_duplicate_that_arrives_after_the_success_is_dropped(
     crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
 ) -> None:
     process = worker(CRASH, concurrency=1)

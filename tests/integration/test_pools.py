@@ -397,7 +397,7 @@ def test_a_greenlet_that_never_yields_keeps_its_lease(
 def test_a_heartbeat_that_is_a_greenlet_starves(
     pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
-    # The twin of the test above, without the native thread.
+    # The test above, without the native thread.
     first, late, pools = spin_beside_a_duplicate(pool, worker, load_app, journal, WITHOUT="native")
     journal.wait_for_starts(2, key="k")
     pools.gate("k").touch()

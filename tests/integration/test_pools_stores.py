@@ -122,7 +122,7 @@ def test_a_greenlet_that_never_yields_keeps_its_lease(
 def test_a_heartbeat_that_is_a_greenlet_starves(
     pools: ModuleType, worker: StartWorker, journal: Journal
 ) -> None:
-    # The twin of the test above, without the native thread.
+    # The test above, without the native thread.
     first, late = spin_beside_a_duplicate(pools, worker, journal, WITHOUT="native")
     journal.wait_for_starts(2, key="k")
     pools.gate("k").touch()

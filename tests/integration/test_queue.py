@@ -658,7 +658,7 @@ def test_a_look_leaves_a_call_of_another_broker_to_the_workers_there(
         calls.key = stage.app.early.lock_key(name, 0)
         if is_lost:
             (call,) = calls.queue.calls(calls.key, most=1, timeout=5.0)
-            calls.queue.leave(calls.key, call.task, timeout=5.0)
+            calls.queue.leave(calls.key, call.call_id, timeout=5.0)
         look = QueueLook(other.app, lambda: calls.store, lambda: False)
         for _ in range(3):
             calls.queue.defer(calls.key, seconds=0.0, timeout=5.0)

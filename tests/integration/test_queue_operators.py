@@ -487,7 +487,7 @@ def test_a_look_ends_what_the_process_of_an_operator_has_begun(
     place = inspection.find_call(stage.app.app, cancelled.id)
     assert place is not None
     queue = call_queue(stage)
-    queue.leave(place.key, place.name, timeout=5.0)  # and its process dies
+    queue.leave(place.key, place.call_id, timeout=5.0)  # and its process dies
     stage.open(name)
     assert first.get(timeout=60) == 0
     calls = partial(inspection.calls_in_queue, stage.app.app, place.key)
@@ -522,7 +522,7 @@ def test_a_call_whose_message_can_not_be_read_is_cancelled_with_a_result(
     key = stage.app.early.lock_key(name, 0)
     place = inspection.find_call(stage.app.app, call.id)
     assert place is not None
-    field = f"+{place.name}"
+    field = f"+{place.call_id}"
     assert stage.redis.hset(Keyspace.call_queue(key)[1], field, "{}") == 0, "it was there"
     place = inspection.find_call(stage.app.app, call.id)
     assert place is not None

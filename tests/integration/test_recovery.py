@@ -262,7 +262,7 @@ def test_a_killed_childs_key_is_free_before_celery_reports_its_death(
 def test_without_the_parents_release_a_killed_childs_key_stays(
     crash: ModuleType, worker: StartWorker, journal: Journal, redis_client: redis.Redis
 ) -> None:
-    """The twin: `unheard` has Celery's own Request."""
+    """The variant that must fail: `unheard` has Celery's own Request."""
     kill_the_child_of(crash.unheard, worker, journal)
     assert redis_client.exists(crash.unheard.lock_key("k", ""))
 
@@ -397,7 +397,7 @@ def test_a_child_that_dies_after_the_early_release_does_not_lose_what_follows(
 def test_with_an_early_acknowledgement_what_follows_is_lost(
     crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
 ) -> None:
-    """The twin: the child does die before it has sent the follower."""
+    """The variant that must fail: the child does die before it has sent the follower."""
     [result] = die_before_sending_the_follower(1, "link", crash.first_early, crash, worker, journal)
     with pytest.raises(Exception, match="signal 9"):
         result.get(timeout=30)

@@ -122,7 +122,7 @@ def test_without_the_lock_a_task_that_is_delivered_again_has_several_bodies(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["late", "silent", "linked"])
-def test_a_twin_that_arrives_after_the_success_is_dropped(
+def test_a_duplicate_that_arrives_after_the_success_is_dropped(
     name: str, crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
 ) -> None:
     process = worker(CRASH, concurrency=1)
@@ -145,7 +145,7 @@ def test_a_twin_that_arrives_after_the_success_is_dropped(
         assert len(journal.runs("after k")) == 1
 
 
-def test_the_markers_of_done_and_of_waiting_messages_live_as_long_as_the_settings_say(
+def test_the_completion_records_of_done_and_of_waiting_messages_live_as_long_as_the_settings_say(
     crash: ModuleType,
     environment: dict[str, str],
     worker: StartWorker,
@@ -175,7 +175,7 @@ def test_the_markers_of_done_and_of_waiting_messages_live_as_long_as_the_setting
 
 
 @pytest.mark.slow
-def test_without_the_lock_a_twin_that_arrives_after_the_success_runs(
+def test_without_the_lock_a_duplicate_that_arrives_after_the_success_runs(
     crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
 ) -> None:
     worker(CRASH, concurrency=1)

@@ -345,19 +345,19 @@ def test_a_body_is_requeued_three_times_then_its_loss_is_its_failure(
 
 
 @pytest.mark.parametrize(
-    "twin_seconds",
+    "duplicate_seconds",
     [pytest.param(0.0, id="ended"), pytest.param(4.0, id="running", marks=pytest.mark.slow)],
 )
-def test_a_body_lost_to_its_own_twin_leaves_the_twins_result_alone(
+def test_a_body_lost_to_its_own_duplicate_leaves_the_others_result_alone(
     worker: StartWorker,
     loss: ModuleType,
     keys: Keys,
     redis_client: redis.Redis,
     journal: Journal,
-    twin_seconds: float,
+    duplicate_seconds: float,
 ) -> None:
     process = worker(LOSS)
-    result = loss.late.delay("k", "sleep", 20, twin_seconds)
+    result = loss.late.delay("k", "sleep", 20, duplicate_seconds)
     journal.wait_for_starts(key="k")
     keys.free(loss.late.lock_key("k"))
     RedisBroker(redis_client).deliver_again(result.id)
@@ -365,12 +365,13 @@ def test_a_body_lost_to_its_own_twin_leaves_the_twins_result_alone(
     process.wait_for_event(
         EventName.DROPPED, EventName.REQUEUED, reason="lost to its own duplicate"
     )
-    lost, twin = journal.runs("k")
+    lost, duplicate = journal.runs("k")
     assert lost.error == "LeaseInterrupt"
-    assert result.get(timeout=30) == {"fence": twin.fence, "lost": False, "retries": 0}
+    assert result.get(timeout=30) == {"fence": duplicate.fence, "lost": False, "retries": 0}
     journal.wait_for_ends(2, key="k")
-    # The loser wrote nothing later. A twin that runs on may die yet, so a copy waited for its end.
-    if twin_seconds:
+    # The loser wrote nothing later. A duplicate that runs on may die yet, so a copy waited for its
+    # end.
+    if duplicate_seconds:
         assert reported([process], EventName.REQUEUED, reason="lost to its own duplicate")
         process.wait_for_event(EventName.DROPPED, task_id=result.id, reason="done")
     else:

@@ -245,7 +245,7 @@ def assert_freed_after(
     broker: redis.Redis,
     journal: Journal,
 ) -> None:
-    """A body ends in the outage; after it, its key is free, and its marker is written.
+    """A body ends in the outage; after it, its key is free, and its completion record is written.
 
     So a redelivered message does not run again.
     """

@@ -81,7 +81,7 @@ class TaskReport:
         left: Keys of leases and claims in the store, afterwards.
         marker_bytes: What the store needs for a marker.
         empty: Memory before anything was published.
-        requeue: Messages that met another holder, or their own twin, and waited.
+        requeue: Messages that met another holder, or their own duplicate, and waited.
         samples: Memory over the run.
     """
 

@@ -19,7 +19,7 @@ pytestmark = [
 
 # MiB. A worker parent that kept anything of each task would grow by more: it has seen each message.
 _FLAT = 20.0
-# A marker's name, its value and what Redis needs for a key; measured: 250.
+# A completion record's name, its value and what Redis needs for a key; measured: 250.
 _MARKER_BYTES = 600
 
 

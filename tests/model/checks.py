@@ -209,7 +209,9 @@ CHECKS = (
         "FAULTS=1",
     ),
     _refuted("started work is skipped", _DELIVERY, _KEPT, "SKIP_STARTED", "SKIPS", "FAULTS=1"),
-    _refuted("the twin has the only copy", _DELIVERY, _KEPT, "TWIN_TAKES_ALL", "FAULTS=2"),
+    _refuted(
+        "the duplicate has the only copy", _DELIVERY, _KEPT, "DUPLICATE_TAKES_ALL", "FAULTS=2"
+    ),
     _refuted(
         "freed before the child is dead",
         _DELIVERY,

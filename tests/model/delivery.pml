@@ -21,7 +21,7 @@
  * marks what happens to the protocol. FAULTS is the number of faults in a run.
  *
  * Must-fail variants, each a protection taken out: NO_NONCE, NO_MARKER, NO_ORDINAL, NO_RESERVATION,
- * ACK_FIRST, SKIP_STARTED, RELEASE_ON_ANNOUNCEMENT, TWIN_TAKES_ALL, TAKES_OVER, NOTED_IF_REFUSED.
+ * ACK_FIRST, SKIP_STARTED, RELEASE_ON_ANNOUNCEMENT, DUPLICATE_TAKES_ALL, TAKES_OVER, NOTED_IF_REFUSED.
  */
 
 #define CHILDREN 2
@@ -60,7 +60,7 @@
 #define RESERVED 2
 #define DYING 3
 
-/* The marker of an attempt. [core/store.py MarkerState] */
+/* The marker of an attempt. [core/store.py CompletionState] */
 #define UNKNOWN 0
 #define WAITING 1
 #define FINISHING 2
@@ -70,7 +70,7 @@
 #define OWN 0
 #define DROPPED 1 /* done, superseded, or later: its message has ended */
 #define EARLIER 2
-#define TWIN 3
+#define DUPLICATE 3
 #define OTHER 4
 
 typedef Copy {
@@ -88,7 +88,7 @@ typedef Child {
   bit trusts;
 };
 
-typedef Marker {
+typedef Completion {
   byte state;
   byte sequence;
 };
@@ -101,7 +101,7 @@ byte kind;
 byte key_job;
 bit key_attempt;
 byte key_nonce; /* the child whose delivery has it, 1 and up; 0: a delivery that has ended */
-Marker marker[JOBS * ATTEMPTS];
+Completion marker[JOBS * ATTEMPTS];
 
 #ifdef CANCELS
 byte newest; /* the job (1 and up) that is noted as the newest call; 0: none */
@@ -146,7 +146,7 @@ inline relate() {
   if
 #ifndef NO_MARKER
   :: MY_MARKER.state == DONE -> met = DROPPED
-  :: MY_MARKER.state == FINISHING -> met = TWIN
+  :: MY_MARKER.state == FINISHING -> met = DUPLICATE
 #endif
   :: MY_MARKER.state == WAITING && MY_MARKER.sequence > MY(sequence) -> met = DROPPED
   :: else ->
@@ -161,7 +161,7 @@ inline relate() {
     :: SAME_ATTEMPT ->
       if
       :: kind == RESERVED || (kind == LEASE && MINE) -> met = OWN
-      :: else -> met = TWIN
+      :: else -> met = DUPLICATE
       fi
 #endif
     fi
@@ -196,12 +196,12 @@ inline release(next, mark) {
     :: next == DYING -> kind = DYING
     :: else -> free_key()
     fi
-  :: !MINE && SAME_ATTEMPT && kind != RESERVED -> met = TWIN
+  :: !MINE && SAME_ATTEMPT && kind != RESERVED -> met = DUPLICATE
   :: !MINE && !(SAME_ATTEMPT && kind != RESERVED) ->
     met = (MY_MARKER.state == DONE -> DROPPED : OTHER)
   fi;
   if
-  :: mark != UNKNOWN && (met != TWIN || mark == DONE) ->
+  :: mark != UNKNOWN && (met != DUPLICATE || mark == DONE) ->
     if
     :: mark == DONE -> over[MY_ATTEMPT] = 1
     :: else
@@ -355,14 +355,14 @@ inline requeue_copy(started_) {
       child[me].at = ARRIVED; \
       sort() }
 
-/* If its own twin has the lease, or has finished, the twin writes the result. */
-inline yield_to_twin() {
+/* If its own duplicate has the lease, or has finished, the duplicate writes the result. */
+inline yield_to_duplicate() {
   if
-#ifdef TWIN_TAKES_ALL
-  :: met == TWIN || met == DROPPED -> child[me].at = LEAVING
+#ifdef DUPLICATE_TAKES_ALL
+  :: met == DUPLICATE || met == DROPPED -> child[me].at = LEAVING
 #else
   :: met == DROPPED -> child[me].at = LEAVING
-  :: met == TWIN -> requeue_copy(1)
+  :: met == DUPLICATE -> requeue_copy(1)
 #endif
   :: else
   fi;
@@ -414,7 +414,7 @@ end:
         child[me].at = BODY
 #endif
       :: met == DROPPED -> child[me].at = LEAVING
-      :: met == EARLIER || met == TWIN -> requeue_copy(1)
+      :: met == EARLIER || met == DUPLICATE -> requeue_copy(1)
 #ifdef CANCELS
       :: met == OTHER -> child[me].at = REFUSED
 #else
@@ -524,7 +524,7 @@ end:
       release(FREE, FINISHING);
       child[me].trusts = 0;
       child[me].at = CALLING;
-      yield_to_twin() }
+      yield_to_duplicate() }
 
   /* The result is stored. [task/base.py SingletonTask.after_return] */
   :: d_step { child[me].at == CALLING ->
@@ -549,17 +549,17 @@ end:
       release(RESERVED, DONE);
       leave_soon() }
 
-  /* A lease that was lost meanwhile is released without a reservation, or is its twin's. [task/run.py TaskRun._run_under] [task/run.py TaskRun._release_early] */
+  /* A lease that was lost meanwhile is released without a reservation, or is its duplicate's. [task/run.py TaskRun._run_under] [task/run.py TaskRun._release_early] */
   :: d_step { child[me].at == RETRYING && !child[me].trusts ->
       release(FREE, UNKNOWN);
       child[me].at = MARKING;
-      yield_to_twin() }
+      yield_to_duplicate() }
 
   /* The lease was lost and the body interrupted: its message is requeued. [task/run.py TaskRun._interrupted] [task/run.py TaskRun._release_early] */
   :: d_step { child[me].at == BODY && !child[me].trusts ->
       release(FREE, UNKNOWN);
       requeue_copy(1);
-      yield_to_twin() }
+      yield_to_duplicate() }
 
   /* A release, or a mark, without a reply. [core/locker.py Locker.release] [task/run.py TaskRun._mark] */
   :: d_step { (child[me].at == STORED || child[me].at == MARKING || child[me].at == RETRYING) && faults > 0 ->

@@ -95,7 +95,7 @@ def test_mypy_names_option_and_value_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_wrong_expectation_is_noticed() -> None:
-    # The twin: the comparison itself can fail.
+    # The variant that must fail: the comparison itself can fail.
     said = found('cases.py:7: note: Revealed type is "builtins.int"\ncases.py:9: error: no  [misc]')
     assert said == {7: "R: int", 9: "E: misc"}
     assert said != {7: "R: str", 9: "E: misc"}

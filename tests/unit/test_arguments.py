@@ -18,7 +18,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_singleton_lock import PER_TASK, LockKeyError
 from celery_singleton_lock.core.key import KeyMaker, KeySpec
-from celery_singleton_lock.message.arguments import as_sent, stable_rest
+from celery_singleton_lock.message.arguments import as_sent, stable_key_suffix
 from tests.apps.serializer import SETS
 
 SCALARS = (
@@ -59,9 +59,11 @@ STABLE: list[Any] = [
 def test_plain_values_make_one_key_at_each_reading(
     spec: KeySpec, value: Any, serializer: str
 ) -> None:
-    keys = {stable_rest(maker(spec), [value], {}, serializer) for _ in range(3)}
+    keys = {stable_key_suffix(maker(spec), [value], {}, serializer) for _ in range(3)}
     assert len(keys) == 1
-    assert keys == {maker(spec).rest_of(*as_sent([value], {}, serializer))}, "as its worker sees it"
+    assert keys == {maker(spec).key_suffix(*as_sent([value], {}, serializer))}, (
+        "as its worker sees it"
+    )
 
 
 @given(st.lists(SCALARS), st.dictionaries(st.text(max_size=3) | st.integers(), SCALARS, max_size=3))
@@ -71,7 +73,7 @@ def test_scalars_are_what_a_message_makes_of_them(args: Any, kwargs: Any) -> Non
 
 def test_sets_come_back_as_sets_where_the_serializer_has_them() -> None:
     assert as_sent([{2, 1}], {"x": {3}}, SETS) == ([{1, 2}], {"x": {3}})
-    assert stable_rest(maker("{account}"), [{1}], {}, SETS) == "{1}"
+    assert stable_key_suffix(maker("{account}"), [{1}], {}, SETS) == "{1}"
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}], ids=["object", "set"])
@@ -102,11 +104,11 @@ def test_an_argument_without_a_text_of_its_own_is_named(
     args: list[Any], kwargs: dict[str, Any], name: str
 ) -> None:
     with pytest.raises(LockKeyError, match=rf"Argument '{name}' \(Opaque\)"):
-        stable_rest(maker("{account}:{other}"), args, kwargs, "pickle")
+        stable_key_suffix(maker("{account}:{other}"), args, kwargs, "pickle")
 
 
 def test_an_opaque_argument_that_the_key_leaves_out_is_no_matter() -> None:
-    assert stable_rest(maker("{account}"), [7, Opaque()], {}, "pickle") == "7"
+    assert stable_key_suffix(maker("{account}"), [7, Opaque()], {}, "pickle") == "7"
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
@@ -117,17 +119,17 @@ def test_a_function_that_answers_otherwise_each_time_is_named(serializer: str) -
         return f"{account}:{next(numbers)}"
 
     with pytest.raises(LockKeyError, match=r"'7:0' and '7:1'\. .*make counting_key depend on"):
-        stable_rest(maker(counting_key), [7], {}, serializer)
+        stable_key_suffix(maker(counting_key), [7], {}, serializer)
 
 
 def test_a_function_that_says_now_and_then_that_there_is_no_lock_is_refused() -> None:
     answers = itertools.cycle(["key", None])
     with pytest.raises(LockKeyError, match="not stable"):
-        stable_rest(maker(lambda account, other=1: next(answers)), [7], {}, "json")
+        stable_key_suffix(maker(lambda account, other=1: next(answers)), [7], {}, "json")
 
 
 def test_a_function_that_always_says_no_lock_makes_no_key() -> None:
-    assert stable_rest(maker(lambda account, other=1: None), [7], {}, "json") is None
+    assert stable_key_suffix(maker(lambda account, other=1: None), [7], {}, "json") is None
 
 
 PLAIN = st.recursive(
@@ -140,5 +142,5 @@ PLAIN = st.recursive(
 @given(PLAIN, PLAIN)
 def test_the_publishers_key_is_the_workers(account: Any, other: Any) -> None:
     message = json.loads(dumps([[account], {"other": other}]))
-    key = stable_rest(maker(None), [account], {"other": other}, "json")
-    assert key == maker(None).rest_of(*message)
+    key = stable_key_suffix(maker(None), [account], {"other": other}, "json")
+    assert key == maker(None).key_suffix(*message)

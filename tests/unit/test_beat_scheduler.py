@@ -246,7 +246,7 @@ def test_a_leader_whose_store_is_away_does_not_tick_and_lives(
         raise StoreUnavailable("connection refused")
 
     with monkeypatch.context() as outage:
-        for name in ("acquire", "renew", "release", "authorize_tick", "last_runs"):
+        for name in ("acquire", "renew", "release", "authorize_run", "last_runs"):
             outage.setattr(bench.store, name, away)
         bench.run(20, beat)
     assert [due for _, _, due in bench.sent] == [1, 2, 3]

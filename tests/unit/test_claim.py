@@ -29,10 +29,10 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, Phase, Token
 from celery_singleton_lock.core.store import (
     Acquire,
-    Admit,
+    ClaimRequest,
+    CompletionState,
     Granted,
     Mark,
-    MarkerState,
     Refused,
     Relation,
     Release,
@@ -226,13 +226,15 @@ class Lives(RuleBasedStateMachine):
     @rule(in_canvas=st.booleans())
     def publish(self, in_canvas: bool) -> None:
         message = Message(len(self.messages), duplicate=False)
-        request = Admit(key=CLAIM, token=message.token, holder=Holder(task="t"), ttl=1e6)
-        existing = self.store.admit(request)
+        request = ClaimRequest(key=CLAIM, token=message.token, holder=Holder(task="t"), ttl=1e6)
+        existing = self.store.take_claim(request)
         if existing is None:
-            assert self.store.admit(request) is None, "sent again after a lost reply, it is its own"
+            assert self.store.take_claim(request) is None, (
+                "sent again after a lost reply, it is its own"
+            )
             self.messages.append(message)
             return
-        owners = [m.token.task for m in self.alive()]
+        owners = [m.token.call_id for m in self.alive()]
         assert existing.token in owners, "a call is answered with one that will run, or runs"
         if in_canvas:
             message.duplicate = True
@@ -260,7 +262,7 @@ class Lives(RuleBasedStateMachine):
             assert reply.relation is Relation.OTHER
             assert reply.record is not None
             if reply.record.kind is Kind.CLAIM:
-                assert reply.record.token != message.token.task, "refused for its own claim"
+                assert reply.record.token != message.token.call_id, "refused for its own claim"
                 assert reply.record.token == before
             self.requeue(message, claim)
             return
@@ -283,7 +285,7 @@ class Lives(RuleBasedStateMachine):
             Mark(
                 key=LOCK,
                 token=message.token,
-                state=MarkerState.WAITING,
+                state=CompletionState.WAITING,
                 ttl=1e6,
                 sequence=message.sequence,
                 claim=claim.queued(1),
@@ -320,10 +322,10 @@ class Lives(RuleBasedStateMachine):
         if end == "retry":
             following = message.token.next_attempt()
             request = replace(
-                request, become=Kind.RESERVED, become_ttl=TTL, next_token=following, marker=None
+                request, become=Kind.RESERVED, become_ttl=TTL, next_token=following, completion=None
             )
         if end == "success" and self.acks_late:
-            request = replace(request, marker=MarkerState.DONE, marker_ttl=1e6)
+            request = replace(request, completion=CompletionState.DONE, completion_ttl=1e6)
         self.store.release(request)
         self.store.release(request)  # sent again after a lost reply
         if end == "retry":
@@ -351,7 +353,7 @@ class Lives(RuleBasedStateMachine):
     def discard(self, data: st.DataObject) -> None:
         """Revoked or expired, before it ran."""
         message = data.draw(st.sampled_from(self.waiting()))
-        self.store.settle_claim(message.token, self.claim.freed())
+        self.store.change_claim(message.token, self.claim.freed())
         message.ended = True
 
     @rule(seconds=st.floats(0, TTL / 3))
@@ -362,7 +364,7 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def a_claim_is_that_of_a_message_that_is_still_there(self) -> None:
         if self.messages:
-            assert self.holder() in {None, *(m.token.task for m in self.alive())}
+            assert self.holder() in {None, *(m.token.call_id for m in self.alive())}
 
     @invariant()
     def never_two_bodies(self) -> None:

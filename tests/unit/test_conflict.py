@@ -49,7 +49,7 @@ def test_started_work_that_meets_another_is_requeued_and_keeps_its_claim(
 
 
 @each_action
-@pytest.mark.parametrize("relation", [Relation.EARLIER, Relation.TWIN])
+@pytest.mark.parametrize("relation", [Relation.EARLIER, Relation.DUPLICATE])
 def test_a_delivery_that_meets_its_own_attempt_is_requeued_and_leaves_the_claim_to_it(
     action: ConflictAction, relation: Relation
 ) -> None:
@@ -68,7 +68,7 @@ def test_a_delivery_whose_work_another_has_done_or_goes_on_with_is_dropped(
     assert (decision.outcome, decision.delivery) == (Outcome.DROP, delivery)
 
 
-@pytest.mark.parametrize("relation", [Relation.OTHER, Relation.EARLIER, Relation.TWIN])
+@pytest.mark.parametrize("relation", [Relation.OTHER, Relation.EARLIER, Relation.DUPLICATE])
 def test_a_delivery_that_cannot_be_requeued_fails_and_says_why(relation: Relation) -> None:
     decision = decided(relation, STARTED, ConflictAction.SKIP, "no queue")
     assert (decision.outcome, decision.reason) == (Outcome.RAISE, "no queue")

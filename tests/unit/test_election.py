@@ -17,7 +17,7 @@ from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import (
     Acquire,
     Authorization,
-    AuthorizeTick,
+    AuthorizeRun,
     Capabilities,
     Granted,
     Refused,
@@ -74,10 +74,10 @@ class CuedStore(MemoryStore):
             raise StoreUnavailable("no reply")
         return reply
 
-    def authorize_tick(self, request: AuthorizeTick, *, timeout: float = 0) -> Authorization:
+    def authorize_run(self, request: AuthorizeRun, *, timeout: float = 0) -> Authorization:
         self._check()
         self.before_authorization()
-        reply = super().authorize_tick(request, timeout=timeout)
+        reply = super().authorize_run(request, timeout=timeout)
         if self.lost_replies:
             self.lost_replies -= 1
             raise StoreUnavailable("no reply")
@@ -222,7 +222,7 @@ def test_a_leader_deposed_while_its_heartbeat_finds_out_says_that_it_leads_again
     assert bench.store.free(KEY, None)
     bench.clock.advance(TTL / 3)
     bench.store.before_authorization = a.heartbeat.sweep
-    assert not a.election.authorize_tick("e", 1.0)
+    assert not a.election.authorize_run("e", 1.0)
     assert a.election.campaign()
     assert a.names() == [EventName.LEADING, EventName.LEASE_LOST, EventName.LEADING]
 
@@ -233,7 +233,7 @@ def test_a_leader_whose_lease_is_near_its_end_leads_no_more(bench: Bench) -> Non
     bench.clock.advance(TTL - 0.1)
     assert not bench.b.election.campaign()
     assert not bench.a.election.leading
-    assert not bench.a.election.authorize_tick("e", 1.0)
+    assert not bench.a.election.authorize_run("e", 1.0)
 
 
 def test_a_leader_that_resigns_lets_the_others_come_first(bench: Bench) -> None:
@@ -282,7 +282,7 @@ def test_a_leader_without_progress_for_its_ttl_resigns(bench: Bench) -> None:
     assert a.names() == [EventName.LEADING, EventName.RESIGNED]
     assert a.said[-1].data["why"] == "it could send nothing for 15 s"
     # What its thread does when it comes back is refused.
-    assert not a.election.authorize_tick("e", 1.0)
+    assert not a.election.authorize_run("e", 1.0)
 
 
 def test_the_watch_of_an_earlier_term_does_not_end_the_present_one(bench: Bench) -> None:
@@ -304,11 +304,11 @@ def test_the_watch_of_an_earlier_term_does_not_end_the_present_one(bench: Bench)
 
 def test_only_the_leader_is_authorized(bench: Bench) -> None:
     a, b = bench.a.election, bench.b.election
-    assert not a.authorize_tick("e", 1.0)
+    assert not a.authorize_run("e", 1.0)
     a.campaign()
     b.campaign()
-    assert a.authorize_tick("e", 1.0)
-    assert not b.authorize_tick("e", 1.0)
+    assert a.authorize_run("e", 1.0)
+    assert not b.authorize_run("e", 1.0)
     assert a.last_runs["e"] == 1.0
 
 
@@ -317,7 +317,7 @@ def test_the_next_leader_sees_every_run_that_was_authorized(bench: Bench) -> Non
     a.campaign()
     for entry in ("e", "f"):
         for at in (1.0, 2.000001, 1_700_000_000.123457):
-            assert a.authorize_tick(entry, at)
+            assert a.authorize_run(entry, at)
     a.resign("stopped")
     bench.clock.advance(POLL)
     b.campaign()
@@ -328,35 +328,35 @@ def test_the_next_leader_sees_every_run_that_was_authorized(bench: Bench) -> Non
         None,
     ]
     assert b.recall(["e", "f", "new"]) == []
-    assert b.authorize_tick("new", 3.0)
+    assert b.authorize_run("new", 3.0)
 
 
 def test_the_store_refuses_a_leader_that_believes_it_leads(bench: Bench) -> None:
     # It has looked at its lease, is stopped, and wakes at the authorization itself.
     a, b = bench.a.election, bench.b.election
     a.campaign()
-    a.authorize_tick("e", 1.0)
+    a.authorize_run("e", 1.0)
     lease = a._lease
     assert lease is not None
     bench.clock.advance(TTL)
     b.campaign()
-    b.authorize_tick("e", 2.0)
+    b.authorize_run("e", 2.0)
     lease.valid_until = float("inf")
-    assert not a.authorize_tick("e", 2.0)
+    assert not a.authorize_run("e", 2.0)
     assert not a.leading
     assert bench.a.names() == [EventName.LEADING, EventName.LEASE_LOST, EventName.RESIGNED]
     assert "another leader" in str(bench.a.said[-1].data["why"])
     assert b.last_runs["e"] == 2.0
-    assert b.authorize_tick("e", 3.0)
+    assert b.authorize_run("e", 3.0)
 
 
 def test_a_deposed_leader_reports_its_loss_even_if_its_release_gets_no_reply(bench: Bench) -> None:
     a = bench.a.election
     a.campaign()
-    a.authorize_tick("e", 1.0)
+    a.authorize_run("e", 1.0)
     assert bench.store.free(KEY, None)
     bench.store.lost_releases = 1
-    assert not a.authorize_tick("e", 2.0)
+    assert not a.authorize_run("e", 2.0)
     assert bench.a.names() == [EventName.LEADING, EventName.LEASE_LOST, EventName.RESIGNED]
     assert EventName.RELEASE_FAILED not in [event.name for event in bench.a.said]
 
@@ -372,14 +372,14 @@ def test_without_the_token_in_the_script_it_would_be_authorized(
     b.campaign()
     lease.valid_until = float("inf")
 
-    def trusting(request: AuthorizeTick, *, timeout: float = 0) -> Authorization:
+    def trusting(request: AuthorizeRun, *, timeout: float = 0) -> Authorization:
         record = bench.store.inspect(request.leader)
         assert record is not None
         object.__setattr__(request, "token", Token.parse(record.token))
-        return CuedStore.authorize_tick(bench.store, request)
+        return CuedStore.authorize_run(bench.store, request)
 
-    monkeypatch.setattr(bench.store, "authorize_tick", trusting)
-    assert a.authorize_tick("e", 1.0)
+    monkeypatch.setattr(bench.store, "authorize_run", trusting)
+    assert a.authorize_run("e", 1.0)
 
 
 def test_a_last_run_that_another_client_changed_makes_the_leader_resign_and_read_again(
@@ -387,15 +387,15 @@ def test_a_last_run_that_another_client_changed_makes_the_leader_resign_and_read
 ) -> None:
     a = bench.a.election
     a.campaign()
-    a.authorize_tick("e", 1.0)
+    a.authorize_run("e", 1.0)
     del bench.store._entries[Keyspace.last_run(KEY, "e")]
-    assert not a.authorize_tick("e", 2.0)
+    assert not a.authorize_run("e", 2.0)
     assert not a.leading
     bench.clock.advance(POLL)
     assert a.campaign()
     assert a.term == 2
     assert a.recall(["e"]) == ["e"]
-    assert a.authorize_tick("e", 2.0)
+    assert a.authorize_run("e", 2.0)
 
 
 def test_what_cannot_be_read_is_no_last_run_and_is_overwritten(bench: Bench) -> None:
@@ -407,17 +407,17 @@ def test_what_cannot_be_read_is_no_last_run_and_is_overwritten(bench: Bench) -> 
         bench.store._entries[Keyspace.last_run(KEY, name)] = (entry, float("inf"))
         a.recall([name])
         assert name not in a.last_runs
-        assert a.authorize_tick(name, 5.0)
+        assert a.authorize_run(name, 5.0)
 
 
 def test_a_corrected_last_run_is_overwritten_by_the_next_authorization(bench: Bench) -> None:
     a = bench.a.election
     a.campaign()
-    a.authorize_tick("e", 9e9)
+    a.authorize_run("e", 9e9)
     a.last_runs["e"] = 5.0
     assert a.recall(["e"]) == []
     assert a.last_runs["e"] == 5.0
-    assert a.authorize_tick("e", 6.0)
+    assert a.authorize_run("e", 6.0)
     assert a.last_runs["e"] == 6.0
 
 
@@ -444,11 +444,11 @@ def test_a_leader_without_its_store_sends_nothing_and_leads_until_its_deadline(
     bench.store.away = True
     for _ in range(3):
         with pytest.raises(StoreError):
-            a.election.authorize_tick("e", 1.0)
+            a.election.authorize_run("e", 1.0)
         assert a.election.campaign()
         bench.advance(1, a)
     bench.store.away = False
-    assert a.election.authorize_tick("e", 1.0)
+    assert a.election.authorize_run("e", 1.0)
     assert a.names() == [EventName.LEADING, EventName.STORE_UNREACHABLE, EventName.STORE_BACK]
     bench.store.away = True
     bench.advance(TTL, a)
@@ -464,23 +464,23 @@ def test_an_authorization_whose_reply_was_lost_is_asked_again_and_given(bench: B
     a = bench.a.election
     a.campaign()
     bench.store.lost_replies = 1
-    assert a.authorize_tick("e", 1.0)
+    assert a.authorize_run("e", 1.0)
     assert bench.a.names() == [EventName.LEADING]
 
 
 def test_what_lost_authorizations_left_is_swapped_by_the_next_one(bench: Bench) -> None:
     a = bench.a.election
     a.campaign()
-    a.authorize_tick("e", 1.0)
+    a.authorize_run("e", 1.0)
     bench.store.lost_replies = 2
     with pytest.raises(StoreUnavailable):
-        a.authorize_tick("e", 2.0)
+        a.authorize_run("e", 2.0)
     bench.store.away = True
     with pytest.raises(StoreUnavailable):
-        a.authorize_tick("e", 3.0)
+        a.authorize_run("e", 3.0)
     bench.store.away = False
     assert a.last_runs["e"] == 1.0
-    assert a.authorize_tick("e", 3.0)
+    assert a.authorize_run("e", 3.0)
     assert a.leading
     assert a.last_runs["e"] == 3.0
 

@@ -14,7 +14,7 @@ from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat, retry_pause, timeout_for
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, OperatorRelease, drift
-from celery_singleton_lock.core.store import Acquire, Call, Granted, Release
+from celery_singleton_lock.core.store import Acquire, Granted, NewestCall, Release
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock
@@ -980,22 +980,22 @@ class NewerCalls(FlakyStore):
 
     looks: list[list[str]]
 
-    def newest_calls(self, keys: Sequence[str], /, *, timeout: float) -> list[Call | None]:
+    def newest_calls(self, keys: Sequence[str], /, *, timeout: float) -> list[NewestCall | None]:
         self.looks.append(list(keys))
-        return [Call(task="newer", called_at=5.0)] * len(keys)
+        return [NewestCall(call_id="newer", called_at=5.0)] * len(keys)
 
 
 def test_one_look_serves_all_watched_leases_until_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     NewerCalls.looks = []
-    bench, found = Bench(NewerCalls), list[Call]()
+    bench, found = Bench(NewerCalls), list[NewestCall]()
     bench.hold("unwatched")
     watched = [bench.hold(name) for name in "ab"]
     for lease in watched:
         bench.heartbeat.watch(lease, 1.0, found.append)
     bench.advance(3.5)
     assert NewerCalls.looks == [[lease.key for lease in watched]] * 3
-    assert found == [Call(task="newer", called_at=5.0)] * 6
+    assert found == [NewestCall(call_id="newer", called_at=5.0)] * 6
     bench.heartbeat.discard(watched[0])
     bench.advance(1.0)
     assert NewerCalls.looks[3:] == [[watched[1].key]]
@@ -1010,7 +1010,7 @@ def test_a_look_that_fails_is_repeated_and_ends_no_renewal(
     monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     bench, looks = Bench(), list[str]()
 
-    def fail(keys: Sequence[str], *, timeout: float) -> list[Call | None]:
+    def fail(keys: Sequence[str], *, timeout: float) -> list[NewestCall | None]:
         looks.append("look")
         raise StoreUnavailable("no reply")
 

@@ -42,7 +42,7 @@ def maker(spec: Any = None, function: Callable[..., Any] = sync) -> KeyMaker:
 
 
 def rest(spec: Any, *args: Any, **kwargs: Any) -> str | None:
-    return maker(spec).rest_of(args, kwargs)
+    return maker(spec).key_suffix(args, kwargs)
 
 
 # --- all bound arguments -------------------------------------------------------------------------
@@ -51,11 +51,11 @@ def rest(spec: Any, *args: Any, **kwargs: Any) -> str | None:
 def test_equal_calls_written_five_ways_are_one_key() -> None:
     make = maker()
     keys = {
-        make.rest_of((1, {"a": 1, "b": [2, 3]}), {}),
-        make.rest_of((1,), {"options": {"a": 1, "b": [2, 3]}}),
-        make.rest_of((), {"account_id": 1, "options": {"a": 1, "b": [2, 3]}, "deep": False}),
-        make.rest_of((1, {"b": [2, 3], "a": 1}), {}),
-        make.rest_of((1, {"a": 1, "b": (2, 3)}), {"deep": False}),
+        make.key_suffix((1, {"a": 1, "b": [2, 3]}), {}),
+        make.key_suffix((1,), {"options": {"a": 1, "b": [2, 3]}}),
+        make.key_suffix((), {"account_id": 1, "options": {"a": 1, "b": [2, 3]}, "deep": False}),
+        make.key_suffix((1, {"b": [2, 3], "a": 1}), {}),
+        make.key_suffix((1, {"a": 1, "b": (2, 3)}), {"deep": False}),
     }
     assert len(keys) == 1
 
@@ -132,8 +132,8 @@ def test_what_one_argument_holds_cannot_pass_for_another() -> None:
 )
 def test_the_key_is_the_same_before_and_after_the_message(value: Any) -> None:
     make = maker()
-    sent = make.rest_of((value,), {})
-    assert sent == make.rest_of((loads(dumps(value)),), {})
+    sent = make.key_suffix((value,), {})
+    assert sent == make.key_suffix((loads(dumps(value)),), {})
     assert sent is not None
     assert len(sent) == 32
 
@@ -157,14 +157,14 @@ def test_arguments_that_do_not_fit_are_a_type_error() -> None:
 
 def test_collected_arguments_count() -> None:
     make = maker(None, anything)
-    assert make.rest_of((1,), {"x": 2}) == make.rest_of((1,), {"x": 2})
+    assert make.key_suffix((1,), {"x": 2}) == make.key_suffix((1,), {"x": 2})
     assert (
         len(
             {
-                make.rest_of((1,), {"x": 2}),
-                make.rest_of((1, 2), {}),
-                make.rest_of((1,), {"y": 2}),
-                make.rest_of((1,), {}),
+                make.key_suffix((1,), {"x": 2}),
+                make.key_suffix((1, 2), {}),
+                make.key_suffix((1,), {"y": 2}),
+                make.key_suffix((1,), {}),
             }
         )
         == 4
@@ -173,7 +173,7 @@ def test_collected_arguments_count() -> None:
 
 def test_the_order_in_which_a_call_names_its_arguments_does_not_count() -> None:
     make = maker(None, by_name)
-    assert make.rest_of((), {"x": 1, "y": 2}) == make.rest_of((), {"y": 2, "x": 1})
+    assert make.key_suffix((), {"x": 1, "y": 2}) == make.key_suffix((), {"y": 2, "x": 1})
 
 
 # --- templates -----------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_a_broken_template_is_refused_where_it_is_written(template: str) -> None
 
 
 def test_an_argument_of_a_var_keyword_may_be_named() -> None:
-    assert maker("x:{tenant}", by_name).rest_of((), {"tenant": 3}) == "x:3"
+    assert maker("x:{tenant}", by_name).key_suffix((), {"tenant": 3}) == "x:3"
 
 
 @pytest.mark.parametrize("spec", ["x:{tenant}", ("tenant",)])
@@ -252,7 +252,7 @@ def test_a_template_that_cannot_be_rendered_says_why() -> None:
     with pytest.raises(LockKeyError, match="AttributeError"):
         rest("{account_id.nothing}", 1)
     with pytest.raises(LockKeyError, match="KeyError"):
-        maker("x:{tenant}", by_name).rest_of((), {})
+        maker("x:{tenant}", by_name).key_suffix((), {})
 
 
 @given(one=st.tuples(st.text(), st.text()), other=st.tuples(st.text(), st.text()))
@@ -261,7 +261,7 @@ def test_two_placeholders_never_run_into_each_other(
 ) -> None:
     make = maker("a:{account_id}:{options}%")
     if one != other:
-        assert make.rest_of(one, {}) != make.rest_of(other, {})
+        assert make.key_suffix(one, {}) != make.key_suffix(other, {})
 
 
 def test_separators_in_values_are_escaped() -> None:
@@ -320,13 +320,13 @@ def test_a_key_of_no_known_kind_is_a_type_error(spec: Any) -> None:
 # --- names in the store --------------------------------------------------------------------------
 
 
-def test_a_lock_its_fence_and_its_marker_share_a_hash_tag() -> None:
+def test_a_lock_its_fence_and_its_completion_record_share_a_hash_tag() -> None:
     keyspace = Keyspace("p", 16)
     for number in range(50):
         key = keyspace.lock("s", str(number))
         tag = key[: key.index("}") + 1]
         assert Keyspace.fence(key).startswith(tag)
-        assert Keyspace.marker(key, "t|0.0").startswith(tag)
+        assert Keyspace.completion(key, "t|0.0").startswith(tag)
 
 
 def test_shards_are_all_used() -> None:
@@ -386,7 +386,7 @@ def test_a_scope_cannot_forge_another_name() -> None:
         quoted = KEYSPACE.lock(scope, "x").removeprefix("csl:{p:0}:").removesuffix(":x")
         assert not set(quoted) & set(":{}|# ")
     key = KEYSPACE.lock("fence", "x")
-    assert key not in (Keyspace.fence(key), Keyspace.marker(key, "x"))
+    assert key not in (Keyspace.fence(key), Keyspace.completion(key, "x"))
 
 
 def test_slots_are_distinguished_from_names_that_end_alike() -> None:
@@ -410,7 +410,7 @@ def test_a_global_prefix_is_literally_in_front_of_every_name(start: str) -> None
     assert one == start + bare.lock("s", "42")
     claim = keyspace.claim("t", one)
     beside = [
-        *(keyspace.fence(one), keyspace.marker(one, "t|0.0"), keyspace.note(one), claim),
+        *(keyspace.fence(one), keyspace.completion(one, "t|0.0"), keyspace.note(one), claim),
         *(keyspace.period("t", one), keyspace.arguments(claim, "t"), keyspace.wait_queue(one)),
         *(*keyspace.call_queue(one), keyspace.last_number(one), keyspace.ended(one, "t")),
         *(keyspace.newest_call(one), keyspace.shards_note(one), *keyspace.slots(one, 3)),
@@ -498,7 +498,7 @@ def test_no_name_forges_that_of_another_sort(
     for other_task, other_scope, other_rest in ((task, scope, rest), (rest, task, scope)):
         lock = KEYSPACE.lock(other_scope, other_rest)
         leases = set(Keyspace.slots(lock, limit))
-        others = {Keyspace.fence(lock), Keyspace.marker(lock, attempt)}
+        others = {Keyspace.fence(lock), Keyspace.completion(lock, attempt)}
         assert not {claim, period} & (leases | others)
         assert not leases & others
         claim_of_other = Keyspace.claim(other_task, lock)
@@ -572,7 +572,7 @@ def test_a_claim_in_any_shard_of_its_keyspace_is_known() -> None:
 def test_what_stands_beside_a_key_has_one_name_however_it_is_asked_for(slot: str) -> None:
     key = KEYSPACE.lock("s", "x:{y}:z")
     fence, marker = Keyspace.beside_acquire(key + slot, "a|0.0")
-    assert (fence, marker) == (Keyspace.fence(key), Keyspace.marker(key, "a|0.0"))
+    assert (fence, marker) == (Keyspace.fence(key), Keyspace.completion(key, "a|0.0"))
     queue = Keyspace.wait_queue(key)
     assert Keyspace.beside_release(key + slot, "a|0.0") == [marker, queue, f"{queue}!"]
 

@@ -137,7 +137,7 @@ def test_calls_share_a_key_if_and_only_if_their_bound_arguments_are_equal(data: 
     some += [data.draw(alike(call)) for call in some]
     some = [call for call in some if fits(signature, call)]
     make = maker(None, signature)
-    keys = [make.rest_of(*call) for call in some]
+    keys = [make.key_suffix(*call) for call in some]
     meanings = [meaning(signature, call) for call in some]
     for one, other in combinations(range(len(some)), 2):
         assert (keys[one] == keys[other]) == (meanings[one] == meanings[other]), (
@@ -146,7 +146,7 @@ def test_calls_share_a_key_if_and_only_if_their_bound_arguments_are_equal(data: 
             some[other],
         )
     # And as the worker sees them.
-    assert keys == [make.rest_of(*loads(dumps(call))) for call in some]
+    assert keys == [make.key_suffix(*loads(dumps(call))) for call in some]
 
 
 def signature_of(source: str) -> inspect.Signature:
@@ -172,26 +172,31 @@ def test_what_stars_collect_is_distinguished_from_what_is_declared(
     source: str, one: Call, other: Call
 ) -> None:
     make = maker(None, signature_of(source))
-    assert make.rest_of(*one) != make.rest_of(*other)
+    assert make.key_suffix(*one) != make.key_suffix(*other)
     for spec in (("a", "options"), ("args", "options")):
         if {*spec} <= {*signature_of(source).parameters}:
             make = maker(spec, signature_of(source))
-            assert make.rest_of(*one) != make.rest_of(*other)
+            assert make.key_suffix(*one) != make.key_suffix(*other)
 
 
 @pytest.mark.parametrize("spec", [("a",), "x:{a}"])
 def test_a_named_parameter_is_not_what_stars_collect_under_its_name(spec: Any) -> None:
     make = maker(spec, signature_of("(a, /, **options)"))
-    assert make.rest_of((1,), {"a": 2}) == make.rest_of((1,), {"a": 3}) == make.rest_of((1,), {})
-    assert make.rest_of((1,), {"a": 2}) != make.rest_of((5,), {"a": 2})
+    assert (
+        make.key_suffix((1,), {"a": 2})
+        == make.key_suffix((1,), {"a": 3})
+        == make.key_suffix((1,), {})
+    )
+    assert make.key_suffix((1,), {"a": 2}) != make.key_suffix((5,), {"a": 2})
 
 
 @pytest.mark.parametrize("spec", [("options",), "x:{options}"])
 def test_a_parameter_with_stars_may_be_named_itself(spec: Any) -> None:
     make = maker(spec, signature_of("(a, **options)"))
-    assert make.rest_of((1,), {"x": 1, "y": 2}) == make.rest_of((2,), {"y": 2, "x": 1})
+    assert make.key_suffix((1,), {"x": 1, "y": 2}) == make.key_suffix((2,), {"y": 2, "x": 1})
     keys = [
-        make.rest_of((1,), options) for options in ({}, {"x": 1}, {"x": 2}, {"options": {"x": 1}})
+        make.key_suffix((1,), options)
+        for options in ({}, {"x": 1}, {"x": 2}, {"options": {"x": 1}})
     ]
     assert len(set(keys)) == 4
 
@@ -208,7 +213,7 @@ def test_the_keys_of_ordinary_calls_are_those_of_earlier_versions() -> None:
         ("()", ((), {}), ""),
     ]
     for source, call, text in calls_and_texts:
-        assert maker(None, signature_of(source)).rest_of(*call) == digest(text), (source, call)
+        assert maker(None, signature_of(source)).key_suffix(*call) == digest(text), (source, call)
 
 
 # --- templates -----------------------------------------------------------------------------------
@@ -231,7 +236,7 @@ def test_values_never_run_into_each_other_whatever_is_between_them(
 ) -> None:
     literal = separator.replace("{", "{{").replace("}", "}}")
     make = maker(f"{{x}}{literal}{{y}}{end}", BINARY)
-    assert (make.rest_of(one, {}) == make.rest_of(other, {})) == (one == other)
+    assert (make.key_suffix(one, {}) == make.key_suffix(other, {})) == (one == other)
 
 
 @pytest.mark.parametrize("template", ["a:{x}:{y}", "{x}/{y}%", "é{x}-{y}", "{x}:{y}%"])
@@ -239,7 +244,7 @@ def test_values_never_run_into_each_other_whatever_is_between_them(
 def test_separators_are_escaped_as_in_earlier_versions(template: str, value: str) -> None:
     literals = {*"".join(literal for literal, *_ in string.Formatter().parse(template)), "%"}
     escaped = "".join(f"%{ord(c):02X}" if c in literals else c for c in value)
-    assert maker(template, BINARY).rest_of((value, "z"), {}) == template.format(x=escaped, y="z")
+    assert maker(template, BINARY).key_suffix((value, "z"), {}) == template.format(x=escaped, y="z")
 
 
 def backwards(value: Any) -> Any:
@@ -268,7 +273,7 @@ PLAIN = st.recursive(
 def test_the_order_of_a_dict_or_a_set_makes_no_key(value: Any) -> None:
     for template in ("{x}", "{x!s}", "{x!r:>5}:{y}", "{y}:{x}"):
         make = maker(template, BINARY)
-        assert make.rest_of((value,), {}) == make.rest_of((backwards(value),), {}), template
+        assert make.key_suffix((value,), {}) == make.key_suffix((backwards(value),), {}), template
 
 
 @pytest.mark.parametrize(
@@ -288,4 +293,4 @@ def test_the_order_of_a_dict_or_a_set_makes_no_key(value: Any) -> None:
     ids=repr,
 )
 def test_what_is_in_order_looks_as_python_shows_it(value: Sequence[Any]) -> None:
-    assert maker("x:{x}", BINARY).rest_of((value,), {}) == f"x:{value}"
+    assert maker("x:{x}", BINARY).key_suffix((value,), {}) == f"x:{value}"

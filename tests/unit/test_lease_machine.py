@@ -68,7 +68,8 @@ AMOUNTS = [
 ]
 
 
-# The store against what a lease may do, written once more and otherwise: one key, no markers.
+# The store against what a lease may do, written once more and otherwise: one key, no completion
+# records.
 
 
 @dataclass
@@ -97,7 +98,7 @@ class StoreLife(RuleBasedStateMachine):
 
     @initialize(token=TOKENS, other=TOKENS)
     def deliveries_arrive(self, token: Token, other: Token) -> None:
-        self.tokens = [token, replace(token, nonce="twin"), other]
+        self.tokens = [token, replace(token, nonce="duplicate"), other]
 
     def token(self, number: int) -> Token:
         """One of few, so that they meet often."""
@@ -130,7 +131,7 @@ class StoreLife(RuleBasedStateMachine):
             return Relation.OTHER
         if there.token.retries < token.retries:
             return Relation.EARLIER
-        return None if there.kind is Kind.RESERVED else Relation.TWIN
+        return None if there.kind is Kind.RESERVED else Relation.DUPLICATE
 
     @rule(number=NUMBERS, ttl=TTLS)
     def renew(self, number: int, ttl: float) -> None:
@@ -163,7 +164,7 @@ class StoreLife(RuleBasedStateMachine):
         if there is None or there.token.attempt != token.attempt:
             assert reply is ReleaseReply.NOT_OURS
         elif there.token != token:
-            assert reply is ReleaseReply.TWIN
+            assert reply is ReleaseReply.DUPLICATE
         else:
             assert reply is ReleaseReply.OURS
             if there.kind in (Kind.LEASE, Kind.DYING):

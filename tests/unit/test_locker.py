@@ -29,8 +29,8 @@ from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.process import identity_of_this_process
 from celery_singleton_lock.core.store import (
     Acquire,
+    CompletionState,
     Granted,
-    MarkerState,
     QueuedAcquire,
     Refused,
     Relation,
@@ -528,7 +528,7 @@ def test_a_release_that_the_store_refuses_for_the_whole_ttl_fails(bench: Bench) 
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_the_marker_of_a_release_is_written_after_an_outage_longer_than_the_lease(
+def test_the_completion_record_of_a_release_is_written_after_an_outage_longer_than_the_lease(
     bench: Bench, refuses: bool
 ) -> None:
     asked = request()
@@ -536,12 +536,12 @@ def test_the_marker_of_a_release_is_written_after_an_outage_longer_than_the_leas
     assert isinstance(lease, Lease)
     refusal = [(False, StoreError("full"))]
     bench.store.cues["release"] = refusal if refuses else away(2, was_sent=False)
-    done = replace(give(lease), marker=MarkerState.DONE, marker_ttl=3600.0)
+    done = replace(give(lease), completion=CompletionState.DONE, completion_ttl=3600.0)
     bench.locker.release(lease, done)
     bench.clock.advance(60.0)
     bench.locker.queue.catch_up()
-    twin = replace(asked, token=replace(asked.token, nonce="redelivered"))
-    reply = bench.locker.acquire(twin)
+    duplicate = replace(asked, token=replace(asked.token, nonce="redelivered"))
+    reply = bench.locker.acquire(duplicate)
     assert isinstance(reply, Refused)
     assert reply.relation is Relation.DONE
     # Its lease has expired, after its body had ended: that is no loss.
@@ -765,7 +765,7 @@ def test_a_stale_attempt_does_not_take_the_key_of_a_later_one_that_died(
 
 
 @needs_identity
-@pytest.mark.parametrize("relation", [Relation.TWIN, Relation.EARLIER])
+@pytest.mark.parametrize("relation", [Relation.DUPLICATE, Relation.EARLIER])
 def test_a_redelivery_and_a_retry_free_the_lease_of_their_own_dead_attempt(
     bench: Bench, dead: Holder, relation: Relation
 ) -> None:

@@ -22,7 +22,7 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase, trust_of
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.process import lives, start_time_of
-from celery_singleton_lock.core.store import Acquire, Admit, ClaimChange, Release
+from celery_singleton_lock.core.store import Acquire, ClaimChange, ClaimRequest, Release
 from celery_singleton_lock.errors import LeaseLost
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_token
@@ -241,8 +241,8 @@ def test_a_claim_that_the_grant_freed_is_not_renewed_with_its_lease(bench: Bench
     key = KEYSPACE.claim("app.sync", KEYSPACE.lock("s", "a"))
     lease = bench.hold(claim=ClaimChange(key=key, phase=None))
     # The same task again, for its next attempt: that claim has a time of its own.
-    request = Admit(key=key, token=lease.token, holder=lease.holder, ttl=TTL)
-    assert bench.store.admit(request, timeout=1.0) is None
+    request = ClaimRequest(key=key, token=lease.token, holder=lease.holder, ttl=TTL)
+    assert bench.store.take_claim(request, timeout=1.0) is None
     bench.beat(3 * TTL)
     assert not lease.lost
     assert bench.store.inspect(key) is None

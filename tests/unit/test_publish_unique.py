@@ -43,7 +43,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.lease import Phase, Record, Token
-from celery_singleton_lock.core.store import Admit, ClaimChange, Replaced
+from celery_singleton_lock.core.store import ClaimChange, ClaimRequest, Replaced
 from celery_singleton_lock.message.header import HEADER
 from celery_singleton_lock.publish.replace import Replacement
 from celery_singleton_lock.runtime import Runtime
@@ -59,7 +59,7 @@ def account_only(account: Any) -> None:
 
 
 class CuedStore(MemoryStore):
-    """The memory store; a cue says whether ``admit`` is carried out, and what it raises then."""
+    """The memory store; a cue says whether it takes a claim, and what it raises then."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
@@ -68,13 +68,13 @@ class CuedStore(MemoryStore):
         self.slow = 0.0
         self.clock = clock
 
-    def admit(self, request: Admit, *, timeout: float = 0) -> Record | None:
+    def take_claim(self, request: ClaimRequest, *, timeout: float = 0) -> Record | None:
         self.timeouts.append(timeout)
         if not self.cues:
-            return super().admit(request)
+            return super().take_claim(request)
         carried_out, error = self.cues.pop(0)
         if carried_out:
-            super().admit(request)
+            super().take_claim(request)
         self.clock.advance(self.slow)
         raise error
 
@@ -137,7 +137,7 @@ class Bench:
         """What its worker does to the claim that stands."""
         record = self.claim()
         token = Token(Token.task_id_of(record.token), 0, 0, "-", record.token.partition("+")[2])
-        self.store.settle_claim(token, ClaimChange(key=record.key, phase=phase, ttl=ttl))
+        self.store.change_claim(token, ClaimChange(key=record.key, phase=phase, ttl=ttl))
 
     def finish(self, result: Any, state: str = states.SUCCESS) -> None:
         """Store a result, and leave the claim."""
@@ -1194,7 +1194,7 @@ def test_the_claim_of_a_call_with_a_wrong_expires_ends_though_it_cannot_be_freed
     def away(*_: Any, **__: Any) -> None:
         raise StoreUnavailable("away")
 
-    monkeypatch.setattr(bench.store, "settle_claim", away)
+    monkeypatch.setattr(bench.store, "change_claim", away)
     sync = bench.task(unique="until_done")
     with pytest.raises(ValueError, match=r"soon|ISO"):
         sync.apply_async(expires="soon", countdown=5)
@@ -1213,7 +1213,7 @@ def test_the_claim_of_a_call_that_was_not_published_is_freed_when_the_store_answ
     monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     sync = bench.task(unique="until_done")
     with monkeypatch.context() as patch:
-        patch.setattr(bench.store, "settle_claim", away)
+        patch.setattr(bench.store, "change_claim", away)
         with pytest.raises(TypeError, match="not supported"):
             sync.apply_async(countdown="soon")  # Celery refuses it
     assert len(bench.claims()) == 1

@@ -93,7 +93,7 @@ def test_an_earlier_message_that_is_still_written_down_has_no_part_in_this_ones_
 
     request: Any = Request("now", Child(0, life).kill(), now)
     settle_leases(request, None, comes_back)
-    assert record_of(parent.store, earlier.key).token == token.task
+    assert record_of(parent.store, earlier.key).token == token.call_id
     found = parent.store.inspect(now.key)
     if comes_back:
         assert found is not None

@@ -28,8 +28,8 @@ from celery_singleton_lock.core.lease import Holder, Phase, Token
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (
     Acquire,
-    Call,
     Granted,
+    NewestCall,
     Refused,
     Release,
     ReleaseReply,
@@ -154,7 +154,7 @@ class KeepsReservations(MemoryStore):
         assert self.asked < 1000, "the key is asked for without a pause"
         return super().acquire(request, timeout=timeout)
 
-    def note_call(self, key: str, call: Call, **options: Any) -> Call:
+    def note_call(self, key: str, call: NewestCall, **options: Any) -> NewestCall:
         return super().note_call(key, call, **{**options, "reservation": ""})
 
 
@@ -623,7 +623,7 @@ def test_the_place_of_a_call_that_has_lost_its_lease_ends_when_the_store_answers
         trace(ids[0], (), {}, {**message.headers, "delivery_info": {}, NONCE_KEY: "n"})
         wait_until(
             lambda: (
-                [Token.task_id_of(call.task) for call in queue.calls(key, most=9, timeout=1)]
+                [Token.task_id_of(call.call_id) for call in queue.calls(key, most=9, timeout=1)]
                 == ids[1:]
             ),
             "its place is that of the next call",

@@ -82,7 +82,7 @@ def parent_heartbeat(app: Celery, is_over: IsOver) -> None:
     ParentHeartbeat(memory, runtime.store, runtime.clock).start(is_over)
 
 
-def store_queue(app: Celery, is_over: IsOver) -> None:
+def retry_queue(app: Celery, is_over: IsOver) -> None:
     Runtime.of(app).locker.queue.put(fail, 60.0, print)
 
 
@@ -157,7 +157,7 @@ def election_that_stalls(app: Celery, is_over: IsOver) -> None:
     "start",
     [
         parent_heartbeat,
-        store_queue,
+        retry_queue,
         queue_look,
         event_sender,
         event_reader,

@@ -44,7 +44,7 @@ class Site:
             self.started.append(task.request.retries)
             if task.request.retries == 0 and "fails" in task.request.headers:
                 raise task.retry(countdown=30, **self.of_retry)
-            if "twin" in (task.request.headers or {}) and len(self.started) == 1:
+            if "duplicate" in (task.request.headers or {}) and len(self.started) == 1:
                 other = threading.Thread(target=self.deliver, args=(BY_NAME, True))
                 other.start()
                 other.join()
@@ -88,10 +88,10 @@ def test_a_retry_of_a_nameless_call_frees_the_claim_of_its_first_attempt(site: S
     assert site.kept == []
 
 
-def test_the_copy_of_a_nameless_twin_is_dropped_when_the_work_is_done(site: Site) -> None:
+def test_the_copy_of_a_nameless_duplicate_is_dropped_when_the_work_is_done(site: Site) -> None:
     """As another call, it would run once more."""
     site.task(acks_late=True)
-    site.deliver({**BY_NAME, "twin": True})
+    site.deliver({**BY_NAME, "duplicate": True})
     assert len(site.published) == 1  # requeued
     site.deliver(site.published[0])
     assert site.started == [0]

@@ -54,7 +54,10 @@ def poll(*answers: object) -> Poll[object]:
         ([no("a"), no("a"), no("b"), no("b"), YES], None),
         ([no("a"), no("a"), no("b"), no("a"), PENDING], Relation.OTHER),
         ([YES, YES, YES, YES, no(relation=Relation.DONE)], Relation.DONE),
-        ([no(relation=Relation.TWIN), no(relation=Relation.SUPERSEDED)] + [YES] * 3, "superseded"),
+        (
+            [no(relation=Relation.DUPLICATE), no(relation=Relation.SUPERSEDED)] + [YES] * 3,
+            "superseded",
+        ),
         ([YES, YES, YES, no(relation=Relation.EARLIER), PENDING], "granted"),
         ([no(), no(), no(relation=Relation.EARLIER), YES, YES], Relation.EARLIER),
         ([no("a"), no("a"), no("a"), no(relation=Relation.EARLIER), YES], Relation.EARLIER),
@@ -81,7 +84,7 @@ def test_a_node_without_a_vote_grants_nothing_and_may_have_forgotten_a_lease() -
 
 
 def test_a_refusal_has_no_fence() -> None:
-    for refused in (votes.refusal(Relation.TWIN, record("a")), votes.answer("k", record("a"))):
+    for refused in (votes.refusal(Relation.DUPLICATE, record("a")), votes.answer("k", record("a"))):
         assert isinstance(refused, Refused)
         assert refused.record == replace(record("a"), fence=None)
     assert votes.refusal(Relation.DONE, None).record is None
@@ -127,14 +130,14 @@ def test_a_renewal(replies: str, expected: Renewal) -> None:
         ("rrn__", None),
         ("nnn__", ReleaseReply.NOT_OURS),
         ("nntd_", ReleaseReply.DONE),
-        ("rrtnn", ReleaseReply.TWIN),
+        ("rrtnn", ReleaseReply.DUPLICATE),
     ],
 )
 def test_a_release(replies: str, expected: ReleaseReply | None) -> None:
     words: dict[str, object] = {
         "r": ReleaseReply.OURS,
         "n": ReleaseReply.NOT_OURS,
-        "t": ReleaseReply.TWIN,
+        "t": ReleaseReply.DUPLICATE,
         "d": ReleaseReply.DONE,
         "_": PENDING,
     }

@@ -26,9 +26,9 @@ State model
         prolongs all keys of that ttl. It expires when the process holds nothing and stops the
         keepalives.
     expiring
-        For reservations, cooling keys, markers and queued claims. All keys that expire in the same
-        sixteenth of their ttl share one. So a thousand markers a minute need some 20 etcd leases
-        instead of 60,000. These are never prolonged and never revoked.
+        For reservations, cooling keys, completion records and queued claims. All keys that expire
+        in the same sixteenth of their ttl share one. So a thousand completion records a minute need
+        some 20 etcd leases instead of 60,000. These are never prolonged and never revoked.
 
     The keys that this process has bound, or may have bound, to an etcd lease that it keeps alive
     are noted in ``_own`` until their ttl is over. The note of an acknowledged write also says what
@@ -74,7 +74,7 @@ Reply = TypeVar("Reply")
 # etcd's default of max-txn-ops is 128. It limits the comparisons, the writes and the reads of a
 # transaction separately.
 _MAX_OPERATIONS: Final = 120
-# An operation with this many slots, a marker and a claim fits into one transaction.
+# An operation with this many slots, a completion record and a claim fits into one transaction.
 _MAX_LIMIT: Final = 100
 _PAGE: Final = 500
 #: The share of a ttl for which a holder may trust a grant. The other sixth is the maximum age of

@@ -182,7 +182,7 @@ class PendingReleases:
             removes = record.token == str(token)
         else:
             frees = claim is not None and claim.phase is None and claim.key == record.key
-            removes = frees and record.kind is Kind.CLAIM and record.token == token.task
+            removes = frees and record.kind is Kind.CLAIM and record.token == token.call_id
         return [pending] if removes else []
 
     def open_on(self, keys: Sequence[str]) -> list[PendingRelease]:

@@ -39,17 +39,17 @@ class RedisCallQueue(CallQueue):
         key, token = request.key, request.token
         most = scripts.ANY_NUMBER if request.max_waiting is None else f"{request.max_waiting}"
         ordinal = [f"{token.nesting}", f"{token.retries}", f"{request.sequence}"]
-        arguments = [token.task, *ordinal, "1" if request.late else "0", request.message, most]
+        arguments = [token.call_id, *ordinal, "1" if request.late else "0", request.message, most]
         keys = [key, *Keyspace.call_queue(key), Keyspace.last_number(key)]
-        keys.append(Keyspace.ended(key, token.task))
+        keys.append(Keyspace.ended(key, token.call_id))
         if request.claim:
             keys.append(request.claim)
             arguments.append(scripts.milliseconds(request.claim_ttl))
         place, *depth = self._run(scripts.QUEUE_JOIN.command(keys, arguments), timeout)
         return Place(place.decode()), int(depth[0]) if depth else 0
 
-    def position(self, key: str, task: str, *, timeout: float) -> int | None:
-        command = scripts.QUEUE_POSITION.command([Keyspace.call_queue(key)[0]], [task])
+    def position(self, key: str, call_id: str, *, timeout: float) -> int | None:
+        command = scripts.QUEUE_POSITION.command([Keyspace.call_queue(key)[0]], [call_id])
         found: int | None = self._run(command, timeout)
         return found
 
@@ -75,7 +75,7 @@ class RedisCallQueue(CallQueue):
         return [
             QueuedCall(
                 key=key,
-                task=task.decode(),
+                call_id=call_id.decode(),
                 copies=int(copies),
                 begins=int(begins),
                 message=message,
@@ -83,7 +83,7 @@ class RedisCallQueue(CallQueue):
                 joined_at=_time_of(number),
                 state=CallState(letter.decode()),
             )
-            for position, (task, copies, begins, message, number, letter) in enumerate(
+            for position, (call_id, copies, begins, message, number, letter) in enumerate(
                 self._read(command, timeout), first
             )
         ]
@@ -105,14 +105,14 @@ class RedisCallQueue(CallQueue):
         unpublished: Hint | None = None,
         perhaps: bool = False,
     ) -> None:
-        task = unpublished.task if unpublished else ""
+        call_id = unpublished.call_id if unpublished else ""
         # Not at least 1 ms, as a ttl: a look that follows at once finds the key due.
-        arguments = [str(round(seconds * 1000)), task, "1" if perhaps else "0"]
+        arguments = [str(round(seconds * 1000)), call_id, "1" if perhaps else "0"]
         command = scripts.QUEUE_DEFER.command([key, *Keyspace.call_queue(key)], arguments)
         self._run(command, timeout)
 
-    def leave(self, key: str, task: str, *, timeout: float) -> Removal | Hint:
-        word, *call = self._remove("leave", key, task, [], timeout)
+    def leave(self, key: str, call_id: str, *, timeout: float) -> Removal | Hint:
+        word, *call = self._remove("leave", key, call_id, [], timeout)
         return hint_of(key, call) if call else Removal(word.decode())
 
     def remove(self, request: Remove, *, timeout: float) -> tuple[Removal, Hint | None]:
@@ -121,16 +121,16 @@ class RedisCallQueue(CallQueue):
         arguments = [
             *(f"{token.nesting}", f"{token.retries}", copy, token.nonce),
             scripts.milliseconds(request.ended_ttl),
-            scripts.first_open_of(token, request.first_open),
+            scripts.first_open_of(token, request.may_return_from),
         ]
-        word, *call = self._remove(step, request.key, token.task, arguments, timeout)
+        word, *call = self._remove(step, request.key, token.call_id, arguments, timeout)
         return Removal(word.decode()), hint_of(request.key, call) if call else None
 
     def _remove(
-        self, step: str, key: str, task: str, arguments: Sequence[str], timeout: float
+        self, step: str, key: str, call_id: str, arguments: Sequence[str], timeout: float
     ) -> Sequence[Any]:
-        keys = [key, *Keyspace.call_queue(key), Keyspace.ended(key, task)]
-        command = scripts.QUEUE_REMOVE.command(keys, [task, step, *arguments])
+        keys = [key, *Keyspace.call_queue(key), Keyspace.ended(key, call_id)]
+        command = scripts.QUEUE_REMOVE.command(keys, [call_id, step, *arguments])
         reply: Sequence[Any] = self._run(command, timeout)
         return reply
 
@@ -142,10 +142,10 @@ def _time_of(number: bytes) -> float:
 
 def hint_of(key: str, reply: Sequence[Any]) -> Hint:
     """The call in a reply of a script."""
-    task, copies, begins, message, *cools = reply
+    call_id, copies, begins, message, *cools = reply
     return Hint(
         key=key,
-        task=task.decode(),
+        call_id=call_id.decode(),
         copies=int(copies),
         begins=int(begins),
         message=message,

@@ -6,11 +6,11 @@ Overview
     connections.
 
 Guarantees
-    A lease, its fence counter, its marker and its claim are in one shard, so every operation is one
-    script on one node, as on a single server. All commands for one node are one pipeline, and the
-    nodes work at the same time: a node that does not answer delays no lease of another node.
-    A node that replies MOVED, ASK or TRYAGAIN has executed nothing, so the command is sent again, a
-    few times and within the timeout. A command without a reply is never sent again.
+    A lease, its fence counter, its completion record and its claim are in one shard, so every
+    operation is one script on one node, as on a single server. All commands for one node are one
+    pipeline, and the nodes work at the same time: a node that does not answer delays no lease of
+    another node. A node that replies MOVED, ASK or TRYAGAIN has executed nothing, so the command is
+    sent again, a few times and within the timeout. A command without a reply is never sent again.
 
 Non-guarantees
     Exclusion over a failover: replication is asynchronous. A current topology: a node that was cut
@@ -387,7 +387,7 @@ class ClusterStore(RedisStore):
         self._put: Callable[..., str] | None = None
 
     def repeat_by(self, put: Callable[..., str]) -> None:
-        """Let ``put`` repeat what frees a remote claim: see `core.store_queue.SendsBeside`."""
+        """Let ``put`` repeat what frees a remote claim: see `core.retry_queue.SendsBeside`."""
         self._put = put
 
     @property
@@ -410,7 +410,7 @@ class ClusterStore(RedisStore):
         if request.refused_if_claimed:
             claimed = self._read(claim.key, timeout)
             anothers = (
-                claimed and claimed.kind is Kind.CLAIM and claimed.token != request.token.task
+                claimed and claimed.kind is Kind.CLAIM and claimed.token != request.token.call_id
             )
             if anothers and not self._holds(request, timeout):
                 return Refused(relation=Relation.OTHER, record=claimed)
@@ -436,7 +436,7 @@ class ClusterStore(RedisStore):
         record = None if claim.phase is None else self._read(request.keys[0], timeout)
         is_kept = record is not None and record.kind is Kind.DYING
         reply = super().release(replace(request, claim=None), timeout=timeout)
-        frees = reply is not ReleaseReply.TWIN and claim.phase is None
+        frees = reply is not ReleaseReply.DUPLICATE and claim.phase is None
         if frees or (reply is ReleaseReply.OURS and not is_kept):
             self._settle_remote(request.token, claim, timeout)
         return reply
@@ -486,7 +486,7 @@ class ClusterStore(RedisStore):
         """Prolong the remote claims of renewed leases. After a failure the claims expire."""
         commands = [
             scripts.PROLONG.command(
-                [lease.claim_key], [lease.token.task, scripts.milliseconds(lease.ttl)]
+                [lease.claim_key], [lease.token.call_id, scripts.milliseconds(lease.ttl)]
             )
             for lease, reply in zip(leases, renewals, strict=True)
             if reply is RENEWED
@@ -517,8 +517,8 @@ class ClusterStore(RedisStore):
         return any(record is not None and record.token == str(request.token) for record in records)
 
     def _settle_remote(self, token: Token, change: ClaimChange, timeout: float) -> None:
-        arguments = [token.task, scripts.phase_of(change), scripts.milliseconds(change.ttl), "y"]
-        command = scripts.SETTLE_CLAIM.command(scripts.keys_of(change), arguments)
+        arguments = [token.call_id, scripts.phase_of(change), scripts.milliseconds(change.ttl), "y"]
+        command = scripts.CHANGE_CLAIM.command(scripts.keys_of(change), arguments)
 
         def give_up(why: object) -> None:
             # Exclusion depends on the lease only. An unsettled claim delays calls until it expires.

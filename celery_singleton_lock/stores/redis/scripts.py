@@ -78,10 +78,10 @@ RENEW: Final = Script("renew")
 DUE: Final = Script("due")
 PROLONG: Final = Script("claims", "prolong")
 MARK: Final = Script("claims", "mark")
-ADMIT: Final = Script("admit")
+TAKE_CLAIM: Final = Script("take_claim")
 REPLACE: Final = Script("claims", "replace")
-SETTLE_CLAIM: Final = Script("claims", "settle_claim")
-AUTHORIZE_TICK: Final = Script("authorize_tick")
+CHANGE_CLAIM: Final = Script("claims", "change_claim")
+AUTHORIZE_RUN: Final = Script("authorize_run")
 TRACE: Final = Script("trace")
 NEWEST_CALL: Final = Script("newest_call")
 FREE: Final = Script("free")
@@ -142,7 +142,7 @@ def _queued_acquire(words: Sequence[Any], request: Acquire) -> Command:
     assert isinstance(request, QueuedAcquire)
     key = request.slots[0]
     keys = [*Keyspace.call_queue(key), Keyspace.last_number(key)]
-    keys.append(Keyspace.ended(key, request.token.task))
+    keys.append(Keyspace.ended(key, request.token.call_id))
     most = ANY_NUMBER if request.most_begins is None else f"{request.most_begins}"
     arguments = ["1" if request.late else "0", most, f" {' '.join(request.asked)} "]
     return _with_queue(words, QUEUE_ACQUIRE, keys, arguments)
@@ -170,9 +170,9 @@ def release_command(request: Release) -> Command:
             words.append(claim.arguments)
     words[2] = f"{len(words) - 3}"
     words += (attempt, token.nonce)
-    if not (request.marker or become or claim):
+    if not (request.completion or become or claim):
         return words
-    words += (str(request.marker or ""), milliseconds(request.marker_ttl))
+    words += (str(request.completion or ""), milliseconds(request.completion_ttl))
     if become or claim:
         next_token = str(request.next_token or token)
         words += (str(become or ""), milliseconds(request.become_ttl), next_token)
@@ -185,11 +185,11 @@ def release_command(request: Release) -> Command:
 
 def queued_release_command(request: QueuedRelease) -> Command:
     """The run of ``queue_release.lua``."""
-    key, task = request.keys[0], request.token.task
+    key, task = request.keys[0], request.token.call_id
     ttl = "" if request.ended_ttl is None else milliseconds(request.ended_ttl)
     begun = "1" if request.has_begun else "0"
-    first_open = first_open_of(request.token, request.first_open)
-    arguments = [ttl, f"{request.due_in * 1000:.0f}", begun, first_open]
+    may_return_from = first_open_of(request.token, request.may_return_from)
+    arguments = [ttl, f"{request.due_in * 1000:.0f}", begun, may_return_from]
     keys = [*Keyspace.call_queue(key), Keyspace.ended(key, task)]
     return _with_queue(release_command(request), QUEUE_RELEASE, keys, arguments)
 

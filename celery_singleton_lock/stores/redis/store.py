@@ -8,8 +8,8 @@ Overview
 
 Guarantees
     Each operation is atomic and uses the server's clock. Commands on one connection keep their
-    order. An acquire or admit that overtook an asynchronous release of this process is repeated
-    after that release (see ``async_release``).
+    order. An acquire or take_claim that overtook an asynchronous release of this process is
+    repeated after that release (see ``async_release``).
 
 Non-guarantees
     Exclusion over a failover: an acknowledged write may be lost with the old master. WAIT makes
@@ -22,8 +22,8 @@ State model::
 
 Failure handling
     The store retries only a script that the server has lost (once, with its source), an
-    asynchronous release without a reply, and the operations beside a lease (mark, admit,
-    settle_claim) if an idle connection turned out to be broken.
+    asynchronous release without a reply, and the operations beside a lease (mark, take_claim,
+    change_claim) if an idle connection turned out to be broken.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from ...core.lease import Kind, Lease, OperatorRelease, Phase, Record, Token
 from ...core.store import (
     NOTE_TTL,
     Acquire,
-    Admit,
     Authorization,
-    AuthorizeTick,
-    Call,
+    AuthorizeRun,
     Capabilities,
     ClaimChange,
+    ClaimRequest,
     ConnectionWatch,
     Granted,
     GrantedArguments,
     Mark,
+    NewestCall,
     OnReply,
     QueuedRelease,
     Refused,
@@ -263,16 +263,16 @@ class RedisStore(Store):
         return RedisTicket(self._queues, queue, nonce, home, timeout)
 
     def note_call(
-        self, key: str, call: Call, *, ttl: float, timeout: float, reservation: str = ""
-    ) -> Call:
+        self, key: str, call: NewestCall, *, ttl: float, timeout: float, reservation: str = ""
+    ) -> NewestCall:
         queue = Keyspace.wait_queue(key)
         keys = [Keyspace.newest_call(key), key, queue, f"{queue}!"]
         at = "" if call.called_at is None else repr(call.called_at)
-        arguments = [at, call.task, scripts.milliseconds(ttl), reservation]
+        arguments = [at, call.call_id, scripts.milliseconds(ttl), reservation]
         command = scripts.NEWEST_CALL.command(keys, arguments)
         return _call(_repeated(self._run, command, timeout))
 
-    def newest_calls(self, keys: Sequence[str], *, timeout: float) -> list[Call | None]:
+    def newest_calls(self, keys: Sequence[str], *, timeout: float) -> list[NewestCall | None]:
         # GET, as in last_runs(). A node of a cluster that does not answer has no effect on others.
         commands = [("GET", Keyspace.newest_call(key)) for key in keys]
         replies = self._connections.run(commands, timeout, check=False)
@@ -280,15 +280,15 @@ class RedisStore(Store):
 
     def mark(self, request: Mark, *, timeout: float) -> None:
         token, claim = request.token, request.claim
-        keys = [Keyspace.marker(request.key, token.attempt)]
+        keys = [Keyspace.completion(request.key, token.attempt)]
         ttl_ms = scripts.milliseconds(request.ttl)
         arguments = [str(request.state), f"{request.sequence}", token.nonce, ttl_ms]
         if claim is not None:
             keys += scripts.keys_of(claim)
-            arguments += [token.task, scripts.phase_of(claim), scripts.milliseconds(claim.ttl)]
+            arguments += [token.call_id, scripts.phase_of(claim), scripts.milliseconds(claim.ttl)]
         _repeated(self._run, scripts.MARK.command(keys, arguments), timeout)
 
-    def admit(self, request: Admit, *, timeout: float) -> Record | None:
+    def take_claim(self, request: ClaimRequest, *, timeout: float) -> Record | None:
         if Keyspace.fence(request.key) not in self._known_shards:
             self._check_shards(request.key, timeout)
         record = self._admit(request, timeout)
@@ -299,18 +299,20 @@ class RedisStore(Store):
             self._pending.resend(pending)
         return self._admit(request, timeout) if superseding else record
 
-    def _admit(self, request: Admit, timeout: float) -> Record | None:
-        admit = self._admit_by_set
+    def _admit(self, request: ClaimRequest, timeout: float) -> Record | None:
+        take_claim = self._claim_by_set
         by_script = request.instead_of or request.wants_ttl or request.arguments
         if by_script or not self._claims_by_set:
-            admit = self._admit_by_script
-        return _repeated(admit, request, timeout)
+            take_claim = self._claim_by_script
+        return _repeated(take_claim, request, timeout)
 
-    def _admit_by_set(self, request: Admit, timeout: float) -> Record | None:
+    def _claim_by_set(self, request: ClaimRequest, timeout: float) -> Record | None:
         # A free claim is the common case. SET NX takes it at a quarter of a script's cost to the
         # server. With GET it returns the existing claim otherwise.
         token = request.token
-        value = f"{Kind.CLAIM} {token.task} {Phase.QUEUED} {request.holder.to_json(token.task_id)}"
+        value = (
+            f"{Kind.CLAIM} {token.call_id} {Phase.QUEUED} {request.holder.to_json(token.task_id)}"
+        )
         ttl_ms = scripts.milliseconds(request.ttl)
         command = ("SET", request.key, value, "PX", ttl_ms, "NX", "GET")
         try:
@@ -319,45 +321,45 @@ class RedisStore(Store):
             raise
         except StoreError:
             # The script may be refused too. Then its error is reported.
-            record = self._admit_by_script(request, timeout)
+            record = self._claim_by_script(request, timeout)
             self._claims_by_set = False
             return record
         if found is None:
             return None
-        if found.startswith(f"{Kind.CLAIM} {token.task} ".encode()):
+        if found.startswith(f"{Kind.CLAIM} {token.call_id} ".encode()):
             # The same message: prolong its claim.
-            return self._admit_by_script(request, timeout) if request.prolongs else None
+            return self._claim_by_script(request, timeout) if request.prolongs else None
         return _claim_record(request, found, math.nan)
 
-    def _admit_by_script(self, request: Admit, timeout: float) -> Record | None:
+    def _claim_by_script(self, request: ClaimRequest, timeout: float) -> Record | None:
         token = request.token
         holder = request.holder.to_json(token.task_id)
-        arguments = [token.task, scripts.milliseconds(request.ttl), holder, request.instead_of]
+        arguments = [token.call_id, scripts.milliseconds(request.ttl), holder, request.instead_of]
         keys = [request.key]
         if request.arguments or not request.prolongs:
             arguments.append("0" if request.prolongs else "1")
         if request.arguments:
             keys.append(request.arguments)
             arguments.append(f"{request.due_in * 1000:.0f}")
-        reply = self._run(scripts.ADMIT.command(keys, arguments), timeout)
+        reply = self._run(scripts.TAKE_CLAIM.command(keys, arguments), timeout)
         return _claim_record(request, *reply) if reply else None
 
     def replace_arguments(self, request: ReplaceArguments, *, timeout: float) -> Replaced:
         due_max = "" if request.due_max is None else f"{request.due_max * 1000:.0f}"
         due = [f"{request.due_in * 1000:.0f}", due_max]
-        arguments = [request.task, request.arguments, scripts.milliseconds(request.ttl), *due]
+        arguments = [request.call_id, request.arguments, scripts.milliseconds(request.ttl), *due]
         command = scripts.REPLACE.command([request.claim, request.key], arguments)
         return _REPLIES_TO_REPLACE[_repeated(self._run, command, timeout)]
 
-    def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
-        arguments = [token.task, scripts.phase_of(change), scripts.milliseconds(change.ttl)]
-        command = scripts.SETTLE_CLAIM.command(scripts.keys_of(change), arguments)
+    def change_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
+        arguments = [token.call_id, scripts.phase_of(change), scripts.milliseconds(change.ttl)]
+        command = scripts.CHANGE_CLAIM.command(scripts.keys_of(change), arguments)
         _repeated(self._run, command, timeout)
 
-    def authorize_tick(self, request: AuthorizeTick, *, timeout: float) -> Authorization:
+    def authorize_run(self, request: AuthorizeRun, *, timeout: float) -> Authorization:
         ttl_ms = scripts.milliseconds(request.ttl)
         arguments = [str(request.token), request.expected or "", request.new, ttl_ms]
-        command = scripts.AUTHORIZE_TICK.command([request.leader, request.entry], arguments)
+        command = scripts.AUTHORIZE_RUN.command([request.leader, request.entry], arguments)
         return Authorization(self._run(command, timeout).decode())
 
     def last_runs(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
@@ -706,9 +708,9 @@ def slot_or_refusal(reply: Sequence[Any]) -> Granted | Refused:
     return refused
 
 
-def _call(text: bytes) -> Call:
+def _call(text: bytes) -> NewestCall:
     called_at, task = text.decode().split(" ")
-    return Call(task=task, called_at=float(called_at))
+    return NewestCall(call_id=task, called_at=float(called_at))
 
 
 def _repeated(operation: Callable[[R, float], T], request: R, timeout: float) -> T:
@@ -724,7 +726,7 @@ def _repeated(operation: Callable[[R, float], T], request: R, timeout: float) ->
         return operation(request, timeout)
 
 
-def _claim_record(request: Admit, value: bytes, ttl_ms: float) -> Record:
+def _claim_record(request: ClaimRequest, value: bytes, ttl_ms: float) -> Record:
     record = record_of(request.key.encode(), value, ttl_ms)
     if record is None:
         raise StoreError(f"{request.key!r} holds something that this version can't read")

@@ -18,7 +18,15 @@ from ...core import native_threads
 from ...core.clock import Clock
 from ...core.lease import Token
 from ...core.process import Process, this_process
-from ...core.store import Acquire, Admit, ConnectionWatch, Granted, Refused, Release, ReleaseReply
+from ...core.store import (
+    Acquire,
+    ClaimRequest,
+    ConnectionWatch,
+    Granted,
+    Refused,
+    Release,
+    ReleaseReply,
+)
 from ...errors import StoreError, StoreUnavailable
 from ..redis.scripts import Command, release_command, with_source
 from ..redis.store import RedisStore, slot_or_refusal
@@ -244,9 +252,9 @@ class Node:
             return Granted(key=answer.key, fence=None, ttl=0.0)
         return answer
 
-    def admit(self, request: Admit) -> Granted | Refused:
-        """See `Store.admit`."""
-        return votes.answer(request.key, self.store.admit(request, timeout=NODE_TIMEOUT))
+    def take_claim(self, request: ClaimRequest) -> Granted | Refused:
+        """See `Store.take_claim`."""
+        return votes.answer(request.key, self.store.take_claim(request, timeout=NODE_TIMEOUT))
 
     def release(self, command: Command, packed: bytes) -> ReleaseReply:
         """See `Store.release`."""
@@ -268,7 +276,8 @@ class Node:
     def _owe(self, request: Release) -> None:
         """Note a release that got no reply. Otherwise the vote would stay until its ttl ends.
 
-        Only the deletion is repeated. A marker, a claim or a new kind may be outdated by then.
+        Only the deletion is repeated. A completion record, a claim or a new kind may be outdated by
+        then.
         """
         if request.become is not None:
             return

@@ -8,7 +8,7 @@ Overview
 
         t0 -> send to all --majority--> in time? -> settle the claim on all -> Granted
                |   |   |                  +-- no --> give back on all -> StoreUnavailable
-               |   |   +-- another holder has a majority, or a node knows (done, twin ...)
+               |   |   +-- another holder has a majority, or a node knows (done, duplicate ...)
                |   |                    -> give back on all -> Refused
                |   +-- no majority answers -> give back on all -> StoreUnavailable
                +-- split vote -> give back on all -> random pause -> t0 again, until the timeout:
@@ -31,8 +31,9 @@ Non-guarantees
     restarts empty, nodes 3, 4, 5 would grant the key again. So a server has no vote until it has
     been up for the ttl of the requested lease (``quarantine``; its uptime is read with INFO after
     each login, if an ACL allows it). A node whose clock is set forward forgets leases too.
-    Markers, claims and Beat's last runs may be lost by such a restart after the quarantine: a late
-    redelivery may run again, a duplicate may be published, a tick may be sent again.
+    Completion records, claims and Beat's last runs may be lost by such a restart after the
+    quarantine: a late redelivery may run again, a duplicate may be published, a tick may be sent
+    again.
 
 State model
     A vote on one node is absent, granted, or granted without counting (the server is too young, or
@@ -70,11 +71,11 @@ from ...core.clock import Clock, SystemClock
 from ...core.lease import Lease, LossReason, OperatorRelease, Record, Token, drift
 from ...core.store import (
     Acquire,
-    Admit,
     Authorization,
-    AuthorizeTick,
+    AuthorizeRun,
     Capabilities,
     ClaimChange,
+    ClaimRequest,
     ConnectionWatch,
     Granted,
     Mark,
@@ -174,8 +175,8 @@ class RedlockStore(Store):
             lambda node: node.store.mark(request, timeout=NODE_TIMEOUT), timeout, Poll.has_majority
         )
 
-    def admit(self, request: Admit, *, timeout: float) -> Record | None:
-        """See `Store.admit`. A majority must claim the key; a split vote is repeated.
+    def take_claim(self, request: ClaimRequest, *, timeout: float) -> Record | None:
+        """See `Store.take_claim`. A majority must claim the key; a split vote is repeated.
 
         At the end of the timeout, a message that may have a majority counts as published. A
         withdrawal may take back an earlier claim of the same message, which is then published
@@ -185,16 +186,16 @@ class RedlockStore(Store):
         _, verdict, _ = self._contend(request, (request.key,), timeout, math.inf)
         return verdict.record if isinstance(verdict, Refused) else None
 
-    def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
-        """See `Store.settle_claim`. A majority must answer."""
+    def change_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
+        """See `Store.change_claim`. A majority must answer."""
         self._ask_majority(
-            lambda node: node.store.settle_claim(token, change, timeout=NODE_TIMEOUT),
+            lambda node: node.store.change_claim(token, change, timeout=NODE_TIMEOUT),
             timeout,
             Poll.has_majority,
         )
 
-    def authorize_tick(self, request: AuthorizeTick, *, timeout: float) -> Authorization:
-        """See `Store.authorize_tick`. A majority must replace the last run.
+    def authorize_run(self, request: AuthorizeRun, *, timeout: float) -> Authorization:
+        """See `Store.authorize_run`. A majority must replace the last run.
 
         A node that was unreachable has an older last run, and refuses. While a majority has the
         leader's token, no other leader can have been authorized since this leader's election. So if
@@ -202,7 +203,7 @@ class RedlockStore(Store):
         on such nodes, on each only while it has the token.
         """
         poll = self._ask_majority(
-            lambda node: node.store.authorize_tick(request, timeout=NODE_TIMEOUT),
+            lambda node: node.store.authorize_run(request, timeout=NODE_TIMEOUT),
             timeout,
             votes.authorized,
         )
@@ -219,7 +220,7 @@ class RedlockStore(Store):
         def swap_whatever_stands(node: Node) -> Authorization:
             [stands] = node.store.last_runs([request.entry], timeout=NODE_TIMEOUT)
             current = replace(request, expected=stands)
-            return node.store.authorize_tick(current, timeout=NODE_TIMEOUT)
+            return node.store.authorize_run(current, timeout=NODE_TIMEOUT)
 
         poll = self._ask_majority(swap_whatever_stands, timeout, votes.authorized)
         verdict = votes.authorized(poll)
@@ -324,7 +325,11 @@ class RedlockStore(Store):
         )[0]
 
     def _contend(
-        self, request: Acquire | Admit, slots: tuple[str, ...], timeout: float, attempts: float
+        self,
+        request: Acquire | ClaimRequest,
+        slots: tuple[str, ...],
+        timeout: float,
+        attempts: float,
     ) -> tuple[Votes, Granted | Refused, float]:
         """Vote, give back, pause and vote again until the votes decide.
 
@@ -371,12 +376,12 @@ class RedlockStore(Store):
         )
 
     def _vote(
-        self, request: Acquire | Admit, slots: tuple[str, ...], timeout: float
+        self, request: Acquire | ClaimRequest, slots: tuple[str, ...], timeout: float
     ) -> tuple[Votes, Verdict]:
-        if isinstance(request, Admit):
+        if isinstance(request, ClaimRequest):
             claim = request
             return self._fanout.ask(
-                lambda node: node.admit(claim), timeout, partial(votes.acquired, slots)
+                lambda node: node.take_claim(claim), timeout, partial(votes.acquired, slots)
             )
         if request.claim is not None or slots != request.slots:
             # The claim is settled after the vote: a grant by a minority must not free it.
@@ -432,10 +437,12 @@ class RedlockStore(Store):
             self._undo(Release(keys=request.slots, token=request.token), 0)
             raise StoreUnavailable(f"the grant of {granted.key!r} was given back: {problem}")
 
-    def _give_back(self, request: Acquire | Admit, poll: Votes, verdict: Refused | None) -> None:
+    def _give_back(
+        self, request: Acquire | ClaimRequest, poll: Votes, verdict: Refused | None
+    ) -> None:
         """Give all votes back, and free the claim of an acquire whose refusal ends the message."""
         given = votes.given(poll)
-        if isinstance(request, Admit):
+        if isinstance(request, ClaimRequest):
             if given or poll.silent:
                 self._withdraw(request, given)
             return
@@ -449,10 +456,10 @@ class RedlockStore(Store):
             release = Release(keys=request.slots, token=request.token, claim=claim)
             self._undo(release, max(given, poll.majority if claim else 0))
 
-    def _withdraw(self, request: Admit, replies: int) -> None:
+    def _withdraw(self, request: ClaimRequest, replies: int) -> None:
         change = ClaimChange(key=request.key, phase=None)
         self._fanout.ask(
-            lambda node: node.store.settle_claim(request.token, change, timeout=NODE_TIMEOUT),
+            lambda node: node.store.change_claim(request.token, change, timeout=NODE_TIMEOUT),
             _GIVE_BACK_TIMEOUT,
             lambda poll: len(poll.answers) >= replies,
         )

@@ -6,8 +6,8 @@ Any two majorities have a node in common. So at least one node of every later ma
 that a majority has acknowledged.
 
 A node that knows something about the task's own attempts (done, superseded, a later attempt, a
-twin) decides alone, because only a client with the right to do so wrote it. A node where another
-task has the key proves nothing: that vote may be about to be given back.
+duplicate) decides alone, because only a client with the right to do so wrote it. A node where
+another task has the key proves nothing: that vote may be about to be given back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 # In order of precedence: reasons to drop a message come before reasons to let it wait.
 _RELATIONS: Final = (
-    *(Relation.DONE, Relation.SUPERSEDED, Relation.LATER, Relation.TWIN),
+    *(Relation.DONE, Relation.SUPERSEDED, Relation.LATER, Relation.DUPLICATE),
     *(Relation.EARLIER, Relation.OTHER),
 )
 
@@ -101,8 +101,8 @@ Verdict = Granted | Refused | None
 def acquired(slots: Sequence[str], votes: Votes) -> Verdict:
     """The grant of one slot by a majority, or a final refusal; None: undecided, or a split vote.
 
-    DONE, SUPERSEDED, LATER, TWIN
-        One node is enough. A twin's vote may be about to be given back. Then the message is
+    DONE, SUPERSEDED, LATER, DUPLICATE
+        One node is enough. A duplicate's vote may be about to be given back. Then the message is
         delivered again a moment later, and is not lost.
     EARLIER
         An earlier attempt of the task has votes, and a majority is impossible. The message is put
@@ -200,8 +200,8 @@ def _renewed(poll: Poll[list[Renewal]], replies: Sequence[Renewal]) -> Renewal:
 def released(poll: Poll[ReleaseReply]) -> ReleaseReply | None:
     """OURS if a majority had the lease until now; None: the silent nodes decide.
 
-    The majority takes precedence: a twin that contends with the holder may have a vote for a
-    moment, but the holder's result counts. Without a majority, one node that knows of a twin
+    The majority takes precedence: a duplicate that contends with the holder may have a vote for a
+    moment, but the holder's result counts. Without a majority, one node that knows of a duplicate
     decides.
     """
     had = poll.answers.count(ReleaseReply.OURS)
@@ -209,7 +209,7 @@ def released(poll: Poll[ReleaseReply]) -> ReleaseReply | None:
         return ReleaseReply.OURS
     if len(poll.answers) - had <= poll.nodes - poll.majority:
         return None
-    for reply in (ReleaseReply.DONE, ReleaseReply.TWIN):
+    for reply in (ReleaseReply.DONE, ReleaseReply.DUPLICATE):
         if reply in poll.answers:
             return reply
     return ReleaseReply.NOT_OURS

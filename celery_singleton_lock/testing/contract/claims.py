@@ -1,4 +1,4 @@
-"""Contract of claims: admission, take-over, settling, and changes by requests of a lease."""
+"""Contract of claims: claim, take-over, settling, and changes by requests of a lease."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from ...core.key import Keyspace
 from ...core.lease import Holder, Kind, LossReason, Phase, Record, Token
-from ...core.store import RENEWED, Granted, MarkerState, Relation, ReleaseReply, Store
+from ...core.store import RENEWED, CompletionState, Granted, Relation, ReleaseReply, Store
 from . import steps as do
 from .steps import HOLDER, KEYSPACE, LONG, PUBLISHER, Part
 
@@ -20,13 +20,14 @@ _THREADS = 16
 class ClaimContract(Part):
     """See StoreContract."""
 
-    # --- admit -----------------------------------------------------------------------------------
+    # --- take_claim
+    # -----------------------------------------------------------------------------------
 
     def test_a_free_claim_is_given_and_its_record_names_the_publisher(self, store: Store) -> None:
         for wants_ttl in (True, False):
             _, claim = do.new_claim()
             token = do.new_token(retries=2)
-            assert do.admit(store, claim, token, wants_ttl=wants_ttl) is None
+            assert do.take_claim(store, claim, token, wants_ttl=wants_ttl) is None
             assert do.is_claimed(store, claim, token)
             record = do.record_of(store, claim)
             assert (record.key, record.fence) == (claim, None)
@@ -36,7 +37,7 @@ class ClaimContract(Part):
             _, claim, token = do.published(store, phase=phase)
             other, ttl = Holder(task_id="m-2"), 2 * LONG
             record = do.not_admitted(store, claim, ttl=ttl, holder=other, wants_ttl=wants_ttl)
-            assert (record.key, record.kind, record.token) == (claim, Kind.CLAIM, token.task)
+            assert (record.key, record.kind, record.token) == (claim, Kind.CLAIM, token.call_id)
             assert (record.phase, record.holder) == (phase, PUBLISHER)
             if wants_ttl or not isnan(record.ttl):
                 assert do.ttl_of(record) == LONG
@@ -52,13 +53,15 @@ class ClaimContract(Part):
             tokens = [do.new_token() for _ in range(3)]
             ready.wait(30)
             wants_ttl = bool(number % 2)
-            return [(token, do.admit(store, claim, token, wants_ttl=wants_ttl)) for token in tokens]
+            return [
+                (token, do.take_claim(store, claim, token, wants_ttl=wants_ttl)) for token in tokens
+            ]
 
         with ThreadPoolExecutor(_THREADS) as pool:
             tries = [one for some in pool.map(try_thrice, range(_THREADS)) for one in some]
         [winner] = [token for token, record in tries if record is None]
         refused = {record.token for _, record in tries if record is not None}
-        assert refused == {winner.task} == {do.record_of(store, claim).token}
+        assert refused == {winner.call_id} == {do.record_of(store, claim).token}
 
     def test_ones_own_claim_is_no_obstacle_and_its_phase_is_kept(self, store: Store) -> None:
         for phase in Phase:
@@ -66,15 +69,15 @@ class ClaimContract(Part):
             task_id, later = token.task_id, Holder(task_id="later")
             others = [do.new_token(task_id, retries=3), do.new_token(task_id, nesting=1)]
             for again, wants_ttl in product((token, do.new_token(task_id), *others), (True, False)):
-                assert do.admit(store, claim, again, holder=later, wants_ttl=wants_ttl) is None
+                assert do.take_claim(store, claim, again, holder=later, wants_ttl=wants_ttl) is None
             assert do.is_claimed(store, claim, token, phase)
 
     def test_ones_own_claim_is_prolonged_and_never_shortened(self, store: Store) -> None:
         for wants_ttl in (True, False):
             _, claim, token = do.published(store, ttl=LONG)
-            assert do.admit(store, claim, token, ttl=self.SHORT, wants_ttl=wants_ttl) is None
+            assert do.take_claim(store, claim, token, ttl=self.SHORT, wants_ttl=wants_ttl) is None
             assert do.is_claimed(store, claim, token)
-            assert do.admit(store, claim, token, ttl=2 * LONG, wants_ttl=wants_ttl) is None
+            assert do.take_claim(store, claim, token, ttl=2 * LONG, wants_ttl=wants_ttl) is None
             assert do.record_of(store, claim).ttl > 2 * LONG - 60
 
     def test_ones_own_claim_of_a_period_keeps_its_end(self, store: Store) -> None:
@@ -83,28 +86,28 @@ class ClaimContract(Part):
             options: dict[str, Any] = {"instead_of": instead_of, "wants_ttl": wants_ttl}
             options["prolongs"] = False
             for again in (token, do.new_token(token.task_id, retries=1)):
-                assert do.admit(store, claim, again, ttl=3 * LONG, **options) is None
+                assert do.take_claim(store, claim, again, ttl=3 * LONG, **options) is None
                 assert do.is_claimed(store, claim, token)
             other = do.not_admitted(store, claim, **options)
-            assert other.token == token.task
+            assert other.token == token.call_id
             _, free = do.new_claim()
-            assert do.admit(store, free, token, ttl=LONG, **options) is None
+            assert do.take_claim(store, free, token, ttl=LONG, **options) is None
             assert do.is_claimed(store, free, token)
 
     def test_a_message_whose_task_is_named_alike_is_another(self, store: Store) -> None:
         for held, arriving in (("abc", "abcd"), ("abcd", "abc"), ("a.c", "abc"), ("%", "abc")):
             _, claim, _ = do.published(store, do.new_token(held))
             for wants_ttl in (True, False):
-                record = do.admit(store, claim, do.new_token(arriving), wants_ttl=wants_ttl)
+                record = do.take_claim(store, claim, do.new_token(arriving), wants_ttl=wants_ttl)
                 assert record is not None, (held, arriving)
 
     def test_a_second_call_with_the_same_task_id_has_no_such_claim(self, store: Store) -> None:
         first, second, unnamed = (Token("t", 0, 0, "n", call) for call in ("a", "b", ""))
         _, claim, _ = do.published(store, first)
         for other in (second, unnamed):
-            assert do.admit(store, claim, other) is not None
+            assert do.take_claim(store, claim, other) is not None
             do.settle(store, other, claim, None)
-        assert do.record_of(store, claim).token == first.task
+        assert do.record_of(store, claim).token == first.call_id
 
     def test_claims_do_not_exclude_each_other_nor_the_lease_beside_them(self, store: Store) -> None:
         token = do.new_token()
@@ -124,15 +127,15 @@ class ClaimContract(Part):
             for call, wants_ttl in product(("", "a1"), (True, False)):
                 _, claim = do.new_claim()
                 token = Token(task_id, 0, 0, "n", call)
-                assert do.admit(store, claim, token, wants_ttl=wants_ttl) is None
-                assert do.record_of(store, claim).token == token.task
-                assert do.admit(store, claim, token, wants_ttl=wants_ttl) is None
+                assert do.take_claim(store, claim, token, wants_ttl=wants_ttl) is None
+                assert do.record_of(store, claim).token == token.call_id
+                assert do.take_claim(store, claim, token, wants_ttl=wants_ttl) is None
                 other = Token(task_id + "x", 0, 0, "n", call)
                 refused = do.not_admitted(store, claim, other, wants_ttl=wants_ttl)
-                assert refused.token == token.task
+                assert refused.token == token.call_id
                 do.settle(store, token, claim, Phase.RETRYING)
                 assert do.record_of(store, claim).phase is Phase.RETRYING
-                assert do.admit(store, claim, other, instead_of=token.task) is None
+                assert do.take_claim(store, claim, other, instead_of=token.call_id) is None
                 do.settle(store, other, claim, None)
                 assert store.inspect(claim) is None
 
@@ -141,7 +144,7 @@ class ClaimContract(Part):
         for wants_ttl in (True, False):
             _, claim = do.new_claim()
             token = do.new_token()
-            do.admit(store, claim, token, holder=holder, wants_ttl=wants_ttl)
+            do.take_claim(store, claim, token, holder=holder, wants_ttl=wants_ttl)
             do.settle(store, token, claim, Phase.RETRYING)
             assert do.record_of(store, claim).holder == holder
             record = do.not_admitted(store, claim, wants_ttl=wants_ttl)
@@ -153,25 +156,27 @@ class ClaimContract(Part):
         for phase in Phase:
             _, claim, stale = do.published(store, ttl=2 * LONG, phase=phase)
             token, holder = do.new_token(), Holder(task_id="m-2")
-            assert do.admit(store, claim, token, holder=holder, instead_of=stale.task) is None
-            assert do.found(store, claim) == (Kind.CLAIM, token.task, Phase.QUEUED, holder, LONG)
-            assert do.admit(store, claim, stale) is not None
+            assert (
+                do.take_claim(store, claim, token, holder=holder, instead_of=stale.call_id) is None
+            )
+            assert do.found(store, claim) == (Kind.CLAIM, token.call_id, Phase.QUEUED, holder, LONG)
+            assert do.take_claim(store, claim, stale) is not None
 
     def test_a_claim_is_taken_over_from_the_task_that_is_named_alone(self, store: Store) -> None:
         _, claim, token = do.published(store, do.new_token("abc"))
         for instead_of in ("", "ab", "abcd", "a.c", "abc+1", "abc|0.0", str(token), "%S+", "{}"):
-            record = do.admit(store, claim, do.new_token(), instead_of=instead_of)
+            record = do.take_claim(store, claim, do.new_token(), instead_of=instead_of)
             assert record is not None, instead_of
-        assert do.record_of(store, claim).token == token.task
+        assert do.record_of(store, claim).token == token.call_id
 
     def test_ones_own_claim_is_not_replaced_by_a_take_over(self, store: Store) -> None:
         _, claim, token = do.published(store, phase=Phase.RUNNING)
-        assert do.admit(store, claim, token, instead_of=token.task) is None
+        assert do.take_claim(store, claim, token, instead_of=token.call_id) is None
         assert do.record_of(store, claim).phase is Phase.RUNNING
 
     def test_a_claim_that_was_stale_and_is_gone_is_given(self, store: Store) -> None:
         _, claim = do.new_claim()
-        assert do.admit(store, claim, do.new_token(), instead_of="gone") is None
+        assert do.take_claim(store, claim, do.new_token(), instead_of="gone") is None
 
     # --- claims are no leases --------------------------------------------------------------------
 
@@ -180,7 +185,7 @@ class ClaimContract(Part):
         token = do.take(store, key)
         record = do.not_admitted(store, key, token)
         assert (record.kind, record.token) == (Kind.LEASE, str(token))
-        assert do.admit(store, key, do.new_token(), instead_of=token.task) is not None
+        assert do.take_claim(store, key, do.new_token(), instead_of=token.call_id) is not None
         for phase in (None, *Phase):
             do.settle(store, token, key, phase, self.SHORT)
         assert do.is_held(store, key, token)
@@ -189,14 +194,14 @@ class ClaimContract(Part):
         _, claim, token = do.published(store)
         for arriving in (token, do.new_token(), token.next_attempt()):
             record = do.refused_by(store, claim, arriving)
-            assert (record.kind, record.token) == (Kind.CLAIM, token.task)
+            assert (record.kind, record.token) == (Kind.CLAIM, token.call_id)
             assert do.renew_one(store, claim, arriving, self.SHORT) is LossReason.REPLACED
             assert do.give(store, claim, arriving) is ReleaseReply.NOT_OURS
             reply = do.give(store, claim, arriving, become=Kind.COOLING, become_ttl=1)
             assert reply is ReleaseReply.NOT_OURS
         assert do.is_claimed(store, claim, token)
 
-    # --- settle_claim ----------------------------------------------------------------------------
+    # --- change_claim ----------------------------------------------------------------------------
 
     def test_a_claim_is_settled_by_any_delivery_of_its_task(self, store: Store) -> None:
         for before in (Phase.QUEUED, Phase.RETRYING):
@@ -259,7 +264,7 @@ class ClaimContract(Part):
     def test_a_grant_recreates_a_claim_that_has_vanished(self, store: Store) -> None:
         key, claim = do.new_claim()
         token = do.take(store, key, claim=do.running(claim))
-        assert do.found(store, claim) == (Kind.CLAIM, token.task, Phase.RUNNING, HOLDER, LONG)
+        assert do.found(store, claim) == (Kind.CLAIM, token.call_id, Phase.RUNNING, HOLDER, LONG)
 
     def test_a_grant_makes_no_claim_that_it_would_free(self, store: Store) -> None:
         key, claim = do.new_claim()
@@ -302,16 +307,20 @@ class ClaimContract(Part):
 
     def test_a_refusal_by_ones_own_task_frees_no_claim(self, store: Store) -> None:
         held = do.new_token(retries=1)
-        for retries, relation in ((0, Relation.LATER), (1, Relation.TWIN), (2, Relation.EARLIER)):
+        for retries, relation in (
+            (0, Relation.LATER),
+            (1, Relation.DUPLICATE),
+            (2, Relation.EARLIER),
+        ):
             key, claim, _ = do.published(store, held)
             do.take(store, key, held)
             arriving = do.new_token(held.task_id, retries=retries)
             assert do.refused(store, key, arriving, **do.ending(claim)) is relation
             assert do.is_claimed(store, claim, held)
 
-    def test_a_refusal_by_a_marker_frees_no_claim(self, store: Store) -> None:
-        relations = (Relation.SUPERSEDED, Relation.TWIN, Relation.DONE)
-        for state, relation in zip(MarkerState, relations, strict=True):
+    def test_a_refusal_by_a_completion_record_frees_no_claim(self, store: Store) -> None:
+        relations = (Relation.SUPERSEDED, Relation.DUPLICATE, Relation.DONE)
+        for state, relation in zip(CompletionState, relations, strict=True):
             key, claim, token = do.published(store)
             do.mark(store, key, token, state, 5)
             assert do.refused(store, key, token, **do.ending(claim)) is relation
@@ -344,19 +353,19 @@ class ClaimContract(Part):
             for ends in (False, True):
                 options: dict[str, Any] = {"claim": do.running(claim), "frees_claim": ends}
                 record = do.refused_by(store, key, token, refused_if_claimed=True, **options)
-                assert (record.key, record.kind, record.token) == (claim, Kind.CLAIM, other.task)
+                assert (record.key, record.kind, record.token) == (claim, Kind.CLAIM, other.call_id)
                 assert (record.phase, record.holder) == (phase, PUBLISHER)
                 assert do.ttl_of(record) == LONG
                 assert store.inspect(key) is None
                 assert do.is_claimed(store, claim, other, phase)
-            assert store.free(claim, other.task) is True
+            assert store.free(claim, other.call_id) is True
             do.take(store, key, token, claim=do.running(claim), refused_if_claimed=True)
 
     def test_yielding_is_granted_once_the_claim_has_expired(self, store: Store) -> None:
         key, claim, _ = do.published(store, ttl=self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
         token = do.take(store, key, claim=do.running(claim), refused_if_claimed=True)
-        assert do.record_of(store, claim).token == token.task
+        assert do.record_of(store, claim).token == token.call_id
 
     def test_a_message_is_refused_neither_for_its_own_claim_nor_for_a_lease(
         self, store: Store
@@ -370,8 +379,11 @@ class ClaimContract(Part):
     def test_a_refusal_names_the_leases_holder_before_the_claims(self, store: Store) -> None:
         key, claim, _ = do.published(store)
         held = do.take(store, key)
-        twin = do.new_token(held.task_id)
-        for arriving, relation in ((do.new_token(), Relation.OTHER), (twin, Relation.TWIN)):
+        duplicate = do.new_token(held.task_id)
+        for arriving, relation in (
+            (do.new_token(), Relation.OTHER),
+            (duplicate, Relation.DUPLICATE),
+        ):
             options: dict[str, Any] = {"claim": do.running(claim), "refused_if_claimed": True}
             record = do.refused_by(store, key, arriving, relation=relation, **options)
             assert (record.key, record.token) == (key, str(held))
@@ -444,9 +456,9 @@ class ClaimContract(Part):
         for number, lease in enumerate(leases):
             if lease.claim_key in published:
                 record = do.record_of(store, lease.claim_key)
-                assert record.token == published[lease.claim_key].task
+                assert record.token == published[lease.claim_key].call_id
                 if replies[number % 4] is RENEWED:
-                    is_its_own = record.token == lease.token.task
+                    is_its_own = record.token == lease.token.call_id
                     assert (record.ttl > 2 * LONG - 60) == is_its_own, number
             elif lease.claim_key:
                 assert store.inspect(lease.claim_key) is None
@@ -475,7 +487,13 @@ class ClaimContract(Part):
         key, claim = do.new_claim()
         token = do.take(store, key)
         do.give(store, key, token, claim=do.becomes(claim, Phase.RETRYING))
-        assert do.found(store, claim) == (Kind.CLAIM, token.task, Phase.RETRYING, HOLDER, 2 * LONG)
+        assert do.found(store, claim) == (
+            Kind.CLAIM,
+            token.call_id,
+            Phase.RETRYING,
+            HOLDER,
+            2 * LONG,
+        )
 
     def test_a_release_leaves_anothers_claim_alone(self, store: Store) -> None:
         for phase in (None, *Phase):
@@ -484,12 +502,14 @@ class ClaimContract(Part):
             assert do.give(store, key, token, claim=do.becomes(claim, phase)) is ReleaseReply.OURS
             assert do.is_claimed(store, claim, other)
 
-    def test_a_release_changes_no_claim_where_a_twin_has_the_key(self, store: Store) -> None:
+    def test_a_release_changes_no_claim_where_a_duplicate_has_the_key(self, store: Store) -> None:
         for phase in (None, *Phase):
             key, claim, winner = do.published(store, phase=Phase.RUNNING)
             do.take(store, key, winner)
             loser = do.new_token(winner.task_id)
-            assert do.give(store, key, loser, claim=do.becomes(claim, phase)) is ReleaseReply.TWIN
+            assert (
+                do.give(store, key, loser, claim=do.becomes(claim, phase)) is ReleaseReply.DUPLICATE
+            )
             assert do.is_claimed(store, claim, winner, Phase.RUNNING)
 
     def test_where_the_key_was_lost_a_claim_is_only_freed(self, store: Store) -> None:
@@ -525,9 +545,9 @@ class ClaimContract(Part):
         assert do.give(store, key, token, claim=do.freed(claim)) is ReleaseReply.OURS
         assert store.inspect(claim) is None
 
-    def test_a_claim_is_freed_where_ones_twin_has_finished(self, store: Store) -> None:
+    def test_a_claim_is_freed_where_ones_duplicate_has_finished(self, store: Store) -> None:
         key, claim, token = do.published(store)
-        do.mark(store, key, do.new_token(token.task_id), MarkerState.DONE)
+        do.mark(store, key, do.new_token(token.task_id), CompletionState.DONE)
         queued = do.becomes(claim, Phase.QUEUED)
         assert do.give(store, key, token, claim=queued) is ReleaseReply.DONE
         assert do.is_claimed(store, claim, token)
@@ -536,7 +556,7 @@ class ClaimContract(Part):
 
     def test_a_release_that_names_no_claim_leaves_it_alone(self, store: Store) -> None:
         key, claim, token = do.published_and_held(store)
-        do.give(store, key, token, marker=MarkerState.DONE, marker_ttl=LONG)
+        do.give(store, key, token, completion=CompletionState.DONE, completion_ttl=LONG)
         assert do.is_claimed(store, claim, token)
 
     def test_a_release_of_all_slots_changes_the_claim_once(self, store: Store) -> None:
@@ -552,7 +572,7 @@ class ClaimContract(Part):
     # --- mark ------------------------------------------------------------------------------------
 
     def test_a_message_that_is_requeued_keeps_a_queued_claim(self, store: Store) -> None:
-        for state in (MarkerState.WAITING, MarkerState.FINISHING):
+        for state in (CompletionState.WAITING, CompletionState.FINISHING):
             for before in Phase:
                 key, claim, token = do.published(store, phase=before)
                 do.mark(store, key, token, state, 1, claim=do.becomes(claim, Phase.QUEUED))
@@ -562,12 +582,12 @@ class ClaimContract(Part):
         """The copy may have run, and freed the claim, before the mark arrives."""
         key, claim = do.new_claim()
         claimed = do.becomes(claim, Phase.QUEUED)
-        do.mark(store, key, do.new_token(), MarkerState.WAITING, 1, claim=claimed)
+        do.mark(store, key, do.new_token(), CompletionState.WAITING, 1, claim=claimed)
         assert store.inspect(claim) is None
 
     def test_a_mark_may_free_the_claim(self, store: Store) -> None:
         key, claim, token = do.published(store)
-        do.mark(store, key, token, MarkerState.WAITING, 1, claim=do.freed(claim))
+        do.mark(store, key, token, CompletionState.WAITING, 1, claim=do.freed(claim))
         assert store.inspect(claim) is None
 
     def test_an_attempt_that_is_done_has_no_claim_changed(self, store: Store) -> None:
@@ -575,8 +595,8 @@ class ClaimContract(Part):
             for finished_before in (False, True):
                 key, claim, token = do.published(store)
                 if finished_before:
-                    do.mark(store, key, token, MarkerState.DONE)
-                state = MarkerState.WAITING if finished_before else MarkerState.DONE
+                    do.mark(store, key, token, CompletionState.DONE)
+                state = CompletionState.WAITING if finished_before else CompletionState.DONE
                 do.mark(store, key, token, state, 1, claim=do.becomes(claim, phase))
                 assert do.is_claimed(store, claim, token)
 
@@ -584,9 +604,9 @@ class ClaimContract(Part):
         for phase in (None, *Phase):
             key, claim, other = do.published(store)
             token = do.new_token(f"{other.task_id}d")
-            do.mark(store, key, token, MarkerState.WAITING, 1, claim=do.becomes(claim, phase))
+            do.mark(store, key, token, CompletionState.WAITING, 1, claim=do.becomes(claim, phase))
             assert do.is_claimed(store, claim, other)
             holder = do.take(store, key)
             token = do.new_token(holder.task_id)
-            do.mark(store, key, token, MarkerState.WAITING, 1, claim=do.becomes(key, phase))
+            do.mark(store, key, token, CompletionState.WAITING, 1, claim=do.becomes(key, phase))
             assert do.record_of(store, key).token == str(holder)

@@ -1,4 +1,4 @@
-"""Contract of leases: grants and refusals, slots, renewals, releases, and markers of attempts."""
+"""Contract of leases: grants, refusals, slots, renewals, releases, and completion records."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ...core.lease import Holder, Kind, LossReason, Token
 from ...core.store import (
     RENEWED,
     Acquire,
+    CompletionState,
     Granted,
-    MarkerState,
     Refused,
     Relation,
     Release,
@@ -75,9 +75,9 @@ class LeaseContract(Part):
 
     # --- how an arriving delivery relates to what it finds ---------------------------------------
 
-    def test_another_delivery_of_the_same_attempt_is_a_twin(self, store: Store) -> None:
+    def test_another_delivery_of_the_same_attempt_is_a_duplicate(self, store: Store) -> None:
         key, token = do.held(store)
-        assert do.refused(store, key, do.new_token(token.task_id)) is Relation.TWIN
+        assert do.refused(store, key, do.new_token(token.task_id)) is Relation.DUPLICATE
 
     def test_an_attempt_is_refused_by_an_older_or_younger_one(self, store: Store) -> None:
         for older, younger in (
@@ -100,10 +100,10 @@ class LeaseContract(Part):
         key, _ = do.held(store, first)
         assert do.refused(store, key, second) is Relation.OTHER
         assert do.refused(store, key, unnamed) is Relation.OTHER
-        assert do.refused(store, key, Token("t", 0, 0, "m", "a")) is Relation.TWIN
+        assert do.refused(store, key, Token("t", 0, 0, "m", "a")) is Relation.DUPLICATE
         assert do.renew_one(store, key, second) is LossReason.REPLACED
         assert Token.parse(do.record_of(store, key).token) == first
-        do.give(store, key, first, marker=MarkerState.DONE, marker_ttl=LONG)
+        do.give(store, key, first, completion=CompletionState.DONE, completion_ttl=LONG)
         assert do.refused(store, key, first) is Relation.DONE
         do.take(store, key, second)
 
@@ -111,7 +111,7 @@ class LeaseContract(Part):
         for task_id in do.ODD_TASK_IDS:
             key, token = do.held(store, do.new_token(task_id))
             assert Token.parse(do.record_of(store, key).token) == token
-            assert do.refused(store, key, do.new_token(task_id)) is Relation.TWIN
+            assert do.refused(store, key, do.new_token(task_id)) is Relation.DUPLICATE
             assert do.refused(store, key, do.new_token(task_id, retries=1)) is Relation.EARLIER
             assert do.refused(store, key, do.new_token(task_id + "x")) is Relation.OTHER
             assert do.renew_one(store, key, token) is RENEWED
@@ -131,7 +131,7 @@ class LeaseContract(Part):
         assert do.record_of(store, key).kind is Kind.RESERVED
         following = do.take(store, key, do.new_token(token.task_id, retries=1))
         assert do.found(store, key)[:2] == (Kind.LEASE, str(following))
-        assert do.refused(store, key, do.new_token(token.task_id, retries=1)) is Relation.TWIN
+        assert do.refused(store, key, do.new_token(token.task_id, retries=1)) is Relation.DUPLICATE
 
     def test_a_reserved_key_is_refused_to_all_others(self, store: Store) -> None:
         key, token = do.held_as(store, Kind.RESERVED)
@@ -153,8 +153,8 @@ class LeaseContract(Part):
     def test_a_dying_holder_keeps_the_key_until_its_token_releases_it(self, store: Store) -> None:
         key, token = do.held_as(store, Kind.DYING)
         assert do.refused(store, key) is Relation.OTHER
-        assert do.refused(store, key, do.new_token(token.task_id)) is Relation.TWIN
-        assert do.refused(store, key, token) is Relation.TWIN
+        assert do.refused(store, key, do.new_token(token.task_id)) is Relation.DUPLICATE
+        assert do.refused(store, key, token) is Relation.DUPLICATE
         assert do.give(store, key, token) is ReleaseReply.OURS
         assert store.inspect(key) is None
 
@@ -232,9 +232,9 @@ class LeaseContract(Part):
             do.give(store, key, token)
             assert do.record_of(store, key).kind is kind
 
-    def test_a_twins_release_is_answered_with_the_twin(self, store: Store) -> None:
+    def test_a_duplicates_release_is_answered_with_the_duplicate(self, store: Store) -> None:
         key, token = do.held(store)
-        assert do.give(store, key, do.new_token(token.task_id)) is ReleaseReply.TWIN
+        assert do.give(store, key, do.new_token(token.task_id)) is ReleaseReply.DUPLICATE
         assert do.give(store, key, do.new_token(token.task_id, retries=1)) is ReleaseReply.NOT_OURS
 
     # --- slots -----------------------------------------------------------------------------------
@@ -278,12 +278,16 @@ class LeaseContract(Part):
         assert do.ask(store, slots, second) == Granted(key=slots[1], fence=None)
         assert store.inspect(slots[0]) is None
 
-    def test_a_twin_and_another_attempt_take_no_second_slot(self, store: Store) -> None:
+    def test_a_duplicate_and_another_attempt_take_no_second_slot(self, store: Store) -> None:
         slots = Keyspace.slots(do.new_key(), 3)
         token = do.new_token(retries=1)
         do.ask(store, slots, do.new_token())
         do.ask(store, slots, token)
-        for retries, relation in ((0, Relation.LATER), (1, Relation.TWIN), (2, Relation.EARLIER)):
+        for retries, relation in (
+            (0, Relation.LATER),
+            (1, Relation.DUPLICATE),
+            (2, Relation.EARLIER),
+        ):
             arriving = do.new_token(token.task_id, retries=retries)
             assert do.refused(store, slots, arriving) is relation
         assert store.inspect(slots[2]) is None
@@ -309,102 +313,113 @@ class LeaseContract(Part):
         assert do.record_of(store, slots[0]).token == str(first)
         assert store.inspect(slots[1]) is None
 
-    # --- markers of attempts ---------------------------------------------------------------------
+    # --- completion records of attempts
+    # ---------------------------------------------------------------------
 
     def test_an_attempt_that_is_done_is_refused_whatever_holds_the_key(self, store: Store) -> None:
-        key, token = do.marked(store, MarkerState.DONE)
+        key, token = do.marked(store, CompletionState.DONE)
         assert do.refused(store, key, token) is Relation.DONE
         assert do.refused(store, key, do.new_token(token.task_id)) is Relation.DONE
         do.take(store, key, do.new_token(token.task_id, retries=1))
         assert do.refused(store, key, token) is Relation.DONE
 
-    def test_an_attempt_that_is_finishing_has_a_twin(self, store: Store) -> None:
-        key, token = do.marked(store, MarkerState.FINISHING)
-        assert do.refused(store, key, do.new_token(token.task_id)) is Relation.TWIN
+    def test_an_attempt_that_is_finishing_has_a_duplicate(self, store: Store) -> None:
+        key, token = do.marked(store, CompletionState.FINISHING)
+        assert do.refused(store, key, do.new_token(token.task_id)) is Relation.DUPLICATE
         do.take(store, key)
 
     def test_only_the_newest_copy_of_a_message_is_granted(self, store: Store) -> None:
-        key, token = do.marked(store, MarkerState.WAITING, 2)
+        key, token = do.marked(store, CompletionState.WAITING, 2)
         assert do.refused(store, key, token, sequence=1) is Relation.SUPERSEDED
         do.take(store, key, token, sequence=2)
         do.take(store, key, token, sequence=3)
 
-    def test_a_marker_never_goes_back(self, store: Store) -> None:
-        key, token = do.marked(store, MarkerState.WAITING, 5)
-        do.mark(store, key, token, MarkerState.WAITING, 3)
+    def test_a_completion_record_never_goes_back(self, store: Store) -> None:
+        key, token = do.marked(store, CompletionState.WAITING, 5)
+        do.mark(store, key, token, CompletionState.WAITING, 3)
         assert do.refused(store, key, token, sequence=4) is Relation.SUPERSEDED
-        do.mark(store, key, token, MarkerState.FINISHING, 0)
-        do.mark(store, key, token, MarkerState.WAITING, 7)
-        assert do.refused(store, key, token, sequence=9) is Relation.TWIN
-        do.mark(store, key, token, MarkerState.DONE, 0)
-        do.mark(store, key, token, MarkerState.FINISHING, 9)
-        do.mark(store, key, token, MarkerState.WAITING, 9)
+        do.mark(store, key, token, CompletionState.FINISHING, 0)
+        do.mark(store, key, token, CompletionState.WAITING, 7)
+        assert do.refused(store, key, token, sequence=9) is Relation.DUPLICATE
+        do.mark(store, key, token, CompletionState.DONE, 0)
+        do.mark(store, key, token, CompletionState.FINISHING, 9)
+        do.mark(store, key, token, CompletionState.WAITING, 9)
         assert do.refused(store, key, token, sequence=9) is Relation.DONE
 
-    def test_a_marker_is_of_one_attempt_and_ends_in_the_store(self, store: Store) -> None:
-        key, token = do.marked(store, MarkerState.DONE, ttl=self.SHORT)
+    def test_a_completion_record_is_of_one_attempt_and_ends_in_the_store(
+        self, store: Store
+    ) -> None:
+        key, token = do.marked(store, CompletionState.DONE, ttl=self.SHORT)
         other_attempt = do.new_token(token.task_id, retries=1)
         do.take(store, key, other_attempt)
         do.give(store, key, other_attempt)
         self.elapse(self.LONGER_THAN_SHORT)
         do.take(store, key, token)
 
-    def test_marking_again_never_shortens_a_done_marker(self, store: Store) -> None:
-        key, token = do.marked(store, MarkerState.DONE, ttl=LONG)
-        do.mark(store, key, token, MarkerState.WAITING, ttl=self.SHORT)
-        do.mark(store, key, token, MarkerState.FINISHING, ttl=self.SHORT)
-        do.mark(store, key, token, MarkerState.DONE, ttl=self.SHORT)
+    def test_marking_again_never_shortens_a_done_completion_record(self, store: Store) -> None:
+        key, token = do.marked(store, CompletionState.DONE, ttl=LONG)
+        do.mark(store, key, token, CompletionState.WAITING, ttl=self.SHORT)
+        do.mark(store, key, token, CompletionState.FINISHING, ttl=self.SHORT)
+        do.mark(store, key, token, CompletionState.DONE, ttl=self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
         assert do.refused(store, key, token) is Relation.DONE
 
-    def test_putting_back_does_not_prolong_a_finishing_marker(self, store: Store) -> None:
+    def test_putting_back_does_not_prolong_a_finishing_completion_record(
+        self, store: Store
+    ) -> None:
         # The holder may have died while it sent callbacks. In that case the copy must run soon.
-        key, token = do.marked(store, MarkerState.FINISHING, ttl=self.SHORT)
-        do.mark(store, key, token, MarkerState.WAITING, 1, ttl=LONG)
+        key, token = do.marked(store, CompletionState.FINISHING, ttl=self.SHORT)
+        do.mark(store, key, token, CompletionState.WAITING, 1, ttl=LONG)
         self.elapse(self.LONGER_THAN_SHORT)
         do.take(store, key, token)
 
-    def test_a_release_writes_the_marker(self, store: Store) -> None:
+    def test_a_release_writes_the_completion_record(self, store: Store) -> None:
         key, token = do.held(store)
-        do.give(store, key, token, marker=MarkerState.DONE, marker_ttl=LONG)
+        do.give(store, key, token, completion=CompletionState.DONE, completion_ttl=LONG)
         assert do.refused(store, key, do.new_token(token.task_id)) is Relation.DONE
 
-    def test_a_release_writes_the_marker_where_the_lease_is_gone(self, store: Store) -> None:
+    def test_a_release_writes_the_completion_record_where_the_lease_is_gone(
+        self, store: Store
+    ) -> None:
         key, token = do.new_key(), do.new_token()
-        reply = do.give(store, key, token, marker=MarkerState.DONE, marker_ttl=LONG)
+        reply = do.give(store, key, token, completion=CompletionState.DONE, completion_ttl=LONG)
         assert reply is ReleaseReply.NOT_OURS
         assert do.refused(store, key, do.new_token(token.task_id)) is Relation.DONE
 
-    def test_a_release_before_the_outcome_leaves_the_marker_to_a_twin(self, store: Store) -> None:
+    def test_a_release_before_the_outcome_leaves_the_completion_record_to_a_duplicate(
+        self, store: Store
+    ) -> None:
         key, winner = do.held(store)
         loser = do.new_token(winner.task_id)
-        reply = do.give(store, key, loser, marker=MarkerState.FINISHING, marker_ttl=LONG)
-        assert reply is ReleaseReply.TWIN
+        reply = do.give(
+            store, key, loser, completion=CompletionState.FINISHING, completion_ttl=LONG
+        )
+        assert reply is ReleaseReply.DUPLICATE
         assert do.record_of(store, key).token == str(winner)
         do.take(store, key, winner)
 
-    def test_an_attempt_with_an_outcome_is_done_also_where_a_twin_has_the_key(
+    def test_an_attempt_with_an_outcome_is_done_also_where_a_duplicate_has_the_key(
         self, store: Store
     ) -> None:
         # The release got no reply, and was sent again after the lease had ended.
-        key, twin = do.held(store)
-        first = do.new_token(twin.task_id)
-        reply = do.give(store, key, first, marker=MarkerState.DONE, marker_ttl=LONG)
-        assert reply is ReleaseReply.TWIN
-        assert do.record_of(store, key).token == str(twin)
-        assert do.give(store, key, twin) is ReleaseReply.OURS
-        assert do.refused(store, key, do.new_token(twin.task_id)) is Relation.DONE
+        key, duplicate = do.held(store)
+        first = do.new_token(duplicate.task_id)
+        reply = do.give(store, key, first, completion=CompletionState.DONE, completion_ttl=LONG)
+        assert reply is ReleaseReply.DUPLICATE
+        assert do.record_of(store, key).token == str(duplicate)
+        assert do.give(store, key, duplicate) is ReleaseReply.OURS
+        assert do.refused(store, key, do.new_token(duplicate.task_id)) is Relation.DONE
 
-    def test_a_release_after_ones_twin_has_finished_says_so(self, store: Store) -> None:
+    def test_a_release_after_ones_duplicate_has_finished_says_so(self, store: Store) -> None:
         key, winner = do.held(store)
         loser = do.new_token(winner.task_id)
-        do.give(store, key, winner, marker=MarkerState.DONE, marker_ttl=LONG)
+        do.give(store, key, winner, completion=CompletionState.DONE, completion_ttl=LONG)
         assert do.give(store, key, loser) is ReleaseReply.DONE
         assert do.give(store, key, winner) is ReleaseReply.NOT_OURS
 
-    def test_a_release_never_takes_a_done_marker_back(self, store: Store) -> None:
-        key, token = do.marked(store, MarkerState.DONE)
-        do.give(store, key, token, marker=MarkerState.FINISHING, marker_ttl=self.SHORT)
+    def test_a_release_never_takes_a_done_completion_record_back(self, store: Store) -> None:
+        key, token = do.marked(store, CompletionState.DONE)
+        do.give(store, key, token, completion=CompletionState.FINISHING, completion_ttl=self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
         assert do.refused(store, key, token) is Relation.DONE
 
@@ -451,10 +466,10 @@ class LeaseContract(Part):
         assert replies == [ReleaseReply.NOT_OURS], "a loss would be taken for a release"
         assert do.record_of(releasing, key).token == str(holder)
 
-    def test_reservation_and_marker_are_written_with_it(self, releasing: Store) -> None:
+    def test_reservation_and_completion_record_are_written_with_it(self, releasing: Store) -> None:
         key, token = do.held(releasing)
         reserved = do.becoming(Kind.RESERVED, token)
-        done = {"marker": MarkerState.DONE, "marker_ttl": LONG}
+        done = {"completion": CompletionState.DONE, "completion_ttl": LONG}
         release_async(releasing, key, token, **reserved, **done)
         assert do.refused(releasing, key, token) is Relation.DONE
         assert do.refused(releasing, key) is Relation.OTHER
@@ -464,7 +479,7 @@ class LeaseContract(Part):
         key, claim, token = do.published(releasing)
         do.take(releasing, key, token)
         release_async(releasing, key, token, claim=do.freed(claim))
-        assert do.admit(releasing, claim, do.new_token()) is None
+        assert do.take_claim(releasing, claim, do.new_token()) is None
 
 
 def release_async(store: Store, key: str, token: Token, **options: Any) -> Replies:

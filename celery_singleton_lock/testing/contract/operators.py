@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ...core.key import Keyspace
 from ...core.lease import Holder, Kind, LossReason, OperatorRelease, Phase, Token
-from ...core.store import Authorization, AuthorizeTick, MarkerState, Relation, Store
+from ...core.store import Authorization, AuthorizeRun, CompletionState, Relation, Store
 from . import steps as do
 from .steps import HOLDER, KEYSPACE, LONG, TIMEOUT, Part
 
@@ -22,10 +22,10 @@ def tick(
     """Request that the first of ``last_runs`` is replaced by the second."""
     expected, new = last_runs
     name = Keyspace.last_run(leader, entry)
-    request = AuthorizeTick(
+    request = AuthorizeRun(
         leader=leader, token=token, entry=name, expected=expected, new=new, ttl=ttl
     )
-    return store.authorize_tick(request, timeout=TIMEOUT)
+    return store.authorize_run(request, timeout=TIMEOUT)
 
 
 def last_runs(store: Store, leader: str, *entries: str) -> list[str | None]:
@@ -72,7 +72,7 @@ class OperatorContract(Part):
             expected[key] = kind
         released = do.new_key()
         token = do.take(store, released)
-        do.give(store, released, token, marker=MarkerState.DONE, marker_ttl=LONG)
+        do.give(store, released, token, completion=CompletionState.DONE, completion_ttl=LONG)
         records = list(store.scan(KEYSPACE.match_all()))
         found = {record.key: record.kind for record in records}
         assert expected.items() <= found.items()
@@ -101,28 +101,28 @@ class OperatorContract(Part):
         assert store.free(claim, None, by) is True
         notes = [Keyspace.note(name) for name in (key, claim)]
         texts = store.last_runs(notes, timeout=TIMEOUT)
-        owners = [str(token), token.task]
+        owners = [str(token), token.call_id]
         assert texts == [f"{owner} {by.to_json()}" for owner in owners]
         assert OperatorRelease.parse(texts[0] or "") == replace(by, token=str(token))
         assert not {*notes} & {record.key for record in store.scan(KEYSPACE.match_all())}
 
-    def test_markers_and_notes_are_found_by_their_names(self, store: Store) -> None:
+    def test_completion_records_and_notes_are_found_by_their_names(self, store: Store) -> None:
         key, token = do.held(store)
-        marker, note = Keyspace.marker(key, token.attempt), Keyspace.note(key)
-        do.mark(store, key, token, MarkerState.WAITING, 3)
+        completion, note = Keyspace.completion(key, token.attempt), Keyspace.note(key)
+        do.mark(store, key, token, CompletionState.WAITING, 3)
         store.free(key, None, OperatorRelease(user="ann", host="ops-1"))
         found = {name: text for name, text, _ in store.texts(KEYSPACE.match_all())}
         if not found:
             return  # the store can't list them
-        assert found[marker] == f"- 3 {token.nonce}"
+        assert found[completion] == f"- 3 {token.nonce}"
         assert OperatorRelease.parse(found[note]) is not None
         assert key not in found
         on_the_way: dict[str, str] = {}
         for _ in store.survey(KEYSPACE.match_all(), lambda *_: None, texts=on_the_way.__setitem__):
             pass
-        assert (on_the_way[marker], on_the_way[note]) == (found[marker], found[note])
-        one = [(name, 0 < ttl <= LONG) for name, _, ttl in store.texts(f"{marker[:-3]}*")]
-        assert one == [(marker, True)]
+        assert (on_the_way[completion], on_the_way[note]) == (found[completion], found[note])
+        one = [(name, 0 < ttl <= LONG) for name, _, ttl in store.texts(f"{completion[:-3]}*")]
+        assert one == [(completion, True)]
 
     def test_a_key_of_any_kind_is_freed_whatever_stands(self, store: Store) -> None:
         for kind in do.LEASE_KINDS:
@@ -136,7 +136,7 @@ class OperatorContract(Part):
         expected: dict[str, tuple[Kind, str, Phase | None, Holder]] = {}
         for phase in Phase:
             key, claim, token = do.published_and_held(store, phase=phase)
-            expected[claim] = (Kind.CLAIM, token.task, phase, do.PUBLISHER)
+            expected[claim] = (Kind.CLAIM, token.call_id, phase, do.PUBLISHER)
             expected[key] = (Kind.LEASE, str(token), None, HOLDER)
         found = {
             record.key: (record.kind, record.token, record.phase, record.holder)
@@ -146,12 +146,12 @@ class OperatorContract(Part):
 
     def test_a_claim_is_freed_if_its_task_stands(self, store: Store) -> None:
         key, claim, token = do.published_and_held(store, phase=Phase.RUNNING)
-        for other in (do.new_token().task, str(token), token.task + "x", token.task[:-1]):
+        for other in (do.new_token().call_id, str(token), token.call_id + "x", token.call_id[:-1]):
             assert store.free(claim, other) is False
-        assert do.record_of(store, claim).token == token.task
-        assert store.free(claim, token.task) is True
+        assert do.record_of(store, claim).token == token.call_id
+        assert store.free(claim, token.call_id) is True
         assert store.inspect(claim) is None
-        assert store.free(claim, token.task) is False
+        assert store.free(claim, token.call_id) is False
         assert do.record_of(store, key).token == str(token)
         do.publish(store, claim)
 
@@ -190,8 +190,8 @@ class OperatorContract(Part):
         token = do.new_token()
         assert tick(store, leader, token, "e", (None, "1 a")) is Authorization.DEPOSED
         do.take(store, leader, token)
-        twin = do.new_token(token.task_id)
-        for other in (do.new_token(), twin):
+        duplicate = do.new_token(token.task_id)
+        for other in (do.new_token(), duplicate):
             assert tick(store, leader, other, "e", (None, "1 a")) is Authorization.DEPOSED
         do.give(store, leader, token)
         assert tick(store, leader, token, "e", (None, "1 a")) is Authorization.DEPOSED

@@ -12,11 +12,11 @@ from ...core.key import Keyspace
 from ...core.lease import Holder, Kind, Lease, Phase, Record, Token
 from ...core.store import (
     Acquire,
-    Admit,
     ClaimChange,
+    ClaimRequest,
+    CompletionState,
     Granted,
     Mark,
-    MarkerState,
     Refused,
     Relation,
     Release,
@@ -147,7 +147,7 @@ def renew_one(
 
 
 def mark(
-    store: Store, key: str, token: Token, state: MarkerState, sequence: int = 0, **options: Any
+    store: Store, key: str, token: Token, state: CompletionState, sequence: int = 0, **options: Any
 ) -> None:
     options = {"ttl": LONG, **options}
     request = Mark(key=key, token=token, state=state, sequence=sequence, **options)
@@ -155,9 +155,9 @@ def mark(
 
 
 def marked(
-    store: Store, state: MarkerState, sequence: int = 0, **options: Any
+    store: Store, state: CompletionState, sequence: int = 0, **options: Any
 ) -> tuple[str, Token]:
-    """A new key, and a token whose attempt has a marker beside it."""
+    """A new key, and a token whose attempt has a completion record beside it."""
     key, token = new_key(), new_token()
     mark(store, key, token, state, sequence, **options)
     return key, token
@@ -179,7 +179,7 @@ def publish(
 ) -> Token:
     """Create a claim in ``phase``."""
     token = token or new_token()
-    assert admit(store, claim, token, ttl=ttl) is None
+    assert take_claim(store, claim, token, ttl=ttl) is None
     if phase is not Phase.QUEUED:
         settle(store, token, claim, phase, ttl)
     return token
@@ -203,20 +203,20 @@ def started(store: Store) -> tuple[str, str, Token]:
     return key, claim, take(store, key, token, claim=running(claim))
 
 
-def admit(store: Store, claim: str, token: Token, **options: Any) -> Record | None:
+def take_claim(store: Store, claim: str, token: Token, **options: Any) -> Record | None:
     options = {"holder": PUBLISHER, "ttl": LONG, **options}
-    return store.admit(Admit(key=claim, token=token, **options), timeout=TIMEOUT)
+    return store.take_claim(ClaimRequest(key=claim, token=token, **options), timeout=TIMEOUT)
 
 
 def not_admitted(store: Store, claim: str, token: Token | None = None, **options: Any) -> Record:
     """The record in the refusal of a claim, by default to a new message."""
-    record = admit(store, claim, token or new_token(), **options)
+    record = take_claim(store, claim, token or new_token(), **options)
     assert record is not None
     return record
 
 
 def settle(store: Store, token: Token, claim: str, phase: Phase | None, ttl: float = LONG) -> None:
-    store.settle_claim(token, ClaimChange(key=claim, phase=phase, ttl=ttl), timeout=TIMEOUT)
+    store.change_claim(token, ClaimChange(key=claim, phase=phase, ttl=ttl), timeout=TIMEOUT)
 
 
 def relation_of(reply: Granted | Refused) -> Relation | None:
@@ -292,7 +292,7 @@ def is_claimed(
     store: Store, claim: str, token: Token, phase: Phase = Phase.QUEUED, ttl: float = LONG
 ) -> bool:
     """Whether the token's task has the claim; by default, as since :func:`publish`."""
-    return found(store, claim) == (Kind.CLAIM, token.task, phase, PUBLISHER, ttl)
+    return found(store, claim) == (Kind.CLAIM, token.call_id, phase, PUBLISHER, ttl)
 
 
 def is_held(store: Store, key: str, token: Token, ttl: float = LONG) -> bool:

@@ -14,7 +14,7 @@ from celery import Celery
 
 from celery_singleton_lock import singleton_task
 from celery_singleton_lock.core.lease import Holder, Token
-from celery_singleton_lock.core.store import Acquire, Admit, Refused
+from celery_singleton_lock.core.store import Acquire, ClaimRequest, Refused
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer, find_binary
 from tests.benchmarks import peers
@@ -80,7 +80,7 @@ def _only(name: str, operation: Callable[[str], Any]) -> Contender:
 
 def _key(task: Any) -> Callable[[str], Any]:
     numbers = count()
-    return lambda _: task.singleton_key_maker.rest_of([next(numbers)], {"currency": "EUR"})
+    return lambda _: task.singleton_key_maker.key_suffix([next(numbers)], {"currency": "EUR"})
 
 
 def _refused(runtime: Runtime) -> Callable[[str], Any]:
@@ -107,14 +107,14 @@ def _claimed(runtime: Runtime) -> Callable[[str], Any]:
     def claimed(_: str) -> None:
         task_id = f"claimed-{next(numbers)}"
         key = runtime.keyspace.claim("task", runtime.keyspace.lock("benchmark.task", task_id))
-        request = Admit(
+        request = ClaimRequest(
             key=key,
             token=Token(task_id, 0, 0, "-"),
             holder=_holder(runtime, task_id),
             ttl=TTL,
             instead_of="",
         )
-        assert runtime.store.admit(request, timeout=_ADMIT_TIMEOUT) is None
+        assert runtime.store.take_claim(request, timeout=_ADMIT_TIMEOUT) is None
 
     return claimed
 

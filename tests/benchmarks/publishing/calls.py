@@ -21,7 +21,7 @@ from typing import Any, Final
 import redis
 
 from celery_singleton_lock.core.lease import Holder, Token
-from celery_singleton_lock.core.store import Admit
+from celery_singleton_lock.core.store import ClaimRequest
 from celery_singleton_lock.runtime import Runtime
 from tests.benchmarks.publishing import parts
 from tests.benchmarks.publishing.contenders import CONTENDERS, OURS, PLAIN
@@ -72,7 +72,7 @@ def _asked_by_ours(wants_ttl: bool) -> _Call:
     def ask(number: int) -> None:
         token = Token(f"7c1f8f6e-0d0b-4b6c-9a52-{number:012x}", 0, 0, "-", "0123abcd")
         key = f"csl:{{celery:0}}:claim|bare|bare:{number:032x}"
-        call = Admit(key=key, token=token, holder=holder, ttl=TTL, wants_ttl=wants_ttl)
+        call = ClaimRequest(key=key, token=token, holder=holder, ttl=TTL, wants_ttl=wants_ttl)
         assert store._admit(call, _TIMEOUT) is None
 
     return ask

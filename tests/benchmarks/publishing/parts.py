@@ -33,7 +33,12 @@ PARTS: Final = (
         "Publication.publish",
         "the claim: owner, terms, in the header",
     ),
-    Part(f"{_OURS}.stores.redis.store", "RedisStore.admit", "the store: its command", step=_STORE),
+    Part(
+        f"{_OURS}.stores.redis.store",
+        "RedisStore.take_claim",
+        "the store: its command",
+        step=_STORE,
+    ),
     Part(
         f"{_OURS}.stores.redis.connection", "Connections.run", "connection, parsing", of_steps=True
     ),

@@ -169,7 +169,7 @@ class Stage:
     def held(self) -> Iterator[None]:
         """Hold the lock of the calls that are all alike."""
         locked = self._tasks["locked"]
-        rest = locked.singleton_rest((_HELD, 0.0), {})
+        rest = locked.singleton_key_suffix((_HELD, 0.0), {})
         with hold(rest, scope=locked.name, app=self._app):
             yield
 

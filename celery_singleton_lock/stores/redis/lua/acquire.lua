@@ -1,6 +1,6 @@
 -- Take a free slot, or a slot that the token holds already or that is reserved for it.
--- KEYS: fence counter, marker of this attempt, slot, slot ..., the message's claim if it has one, and
---       the key's wait queue if ARGV[10] is given
+-- KEYS: fence counter, completion record of this attempt, slot, slot ..., the message's claim if it has
+--       one, and the key's wait queue if ARGV[10] is given
 -- ARGV: token, ttl in ms, sequence, holder as JSON, fence base; with a claim or a wait queue: the
 --       claim's phase after a grant ('' freed, '-' no claim), '1' if a refusal by another task ends the
 --       message, '1' if another task's claim refuses the lease, '1' if a grant leaves the claim unchanged;
@@ -9,11 +9,11 @@
 -- Replies: granted, one slot: the fence; granted, several slots (they have no fence): {'granted', slot};
 --          refused: {relation [, slot, value, ttl left in ms [, other slot, value ...]]}; of more than
 --          eight slots, the eight that expire first
-local marker = redis.call('GET', KEYS[2])
-if marker then
-  local state, sequence = string.match(marker, '^(%S) (%d+) ')
+local completion = redis.call('GET', KEYS[2])
+if completion then
+  local state, sequence = string.match(completion, '^(%S) (%d+) ')
   if state == 'd' then return {'done'} end
-  if state == 'f' then return {'twin'} end
+  if state == 'f' then return {'duplicate'} end
   if sequence and tonumber(sequence) > tonumber(ARGV[3]) then return {'superseded'} end
 end
 local queue = ARGV[10] and table.remove(KEYS)
@@ -35,7 +35,7 @@ for i = 3, #KEYS do
       elseif kind == 'c' then own = nil -- min_hold applies to all
       elseif age < 0 then own = {'earlier', KEYS[i], value}
       elseif kind == 'r' or (kind == 'l' and c == nonce) then chosen, mine = KEYS[i], true; break
-      else own = {'twin', KEYS[i], value} end
+      else own = {'duplicate', KEYS[i], value} end
       if own then break end
     elseif t == '%waiter' and c == ARGV[11] then chosen = KEYS[i] end -- reserved for the woken client
   end

@@ -7,7 +7,7 @@
 -- has ended; x leaves, it never begins again. The attempt and sequence are those of the stored message; copies counts how
 -- often it was published, begins how often a body has begun by it. begun: a body has begun by any message of the call;
 -- repeated: any message of the call was published twice. The nonce is that of the last begin of that attempt.
--- key: the lock. In ended, the marker of a call, is '<nonce of its end> <first attempt that may still come,
+-- key: the lock. In ended, the completion record of a call, is '<nonce of its end> <first attempt that may still come,
 -- or -> <task hinted then>'.
 local function call_queue(key, queue, calls, due)
   local time = redis.call('TIME')

@@ -1,5 +1,5 @@
--- Raise the marker of one attempt; neither its state nor its sequence ever goes back.
--- KEYS: marker [, claim of the message [, its arguments: deleted]]
+-- Raise the completion record of one attempt; neither its state nor its sequence ever goes back.
+-- KEYS: completion record [, claim of the message [, its arguments: deleted]]
 -- ARGV: state ('-' waiting, 'f' finishing, 'd' done), sequence, nonce, ttl in ms;
 --       with a claim: task, the claim's new phase ('' freed), the claim's ttl in ms
 -- Reply: 1

@@ -1,5 +1,5 @@
 -- Appended to acquire.lua as a function: the acquire of a call that has a place in the queue of its key.
--- KEYS: of acquire.lua; queue, its calls, due set, last number, the call's ended marker
+-- KEYS: of acquire.lua; queue, its calls, due set, last number, the call's ended completion record
 -- ARGV: of acquire.lua; '1' if the message is acknowledged late, how often a body may begin by one message, the
 --       nonces with which this delivery has asked before, each with a blank before and after it
 -- Replies: of acquire.lua, and

@@ -1,5 +1,5 @@
 -- Join the queue of a key. A call that is there keeps its number, and gets the message if that is newer.
--- KEYS: lock, queue, its calls, due set, last number, the call's ended marker [, its claim]
+-- KEYS: lock, queue, its calls, due set, last number, the call's ended completion record [, its claim]
 -- ARGV: task, nesting, retries, sequence, '1' if acknowledged late, message, the most calls that may wait
 --       [, ttl of its claim in ms, if it was not there before]
 -- Replies: {'ended'}; {'full', depth}; {'waiting'} or {'hinted'}: the second is to be published. For a call

@@ -1,6 +1,6 @@
 -- Appended to release.lua as a function: the release of a call that has a place in the queue of its key.
--- KEYS: of release.lua; queue, its calls, due set, the call's ended marker
--- ARGV: of release.lua; the ttl in ms of the ended marker ('' the call goes on: it retries, or its message
+-- KEYS: of release.lua; queue, its calls, due set, the call's ended completion record
+-- ARGV: of release.lua; the ttl in ms of the ended completion record ('' the call goes on: it retries, or its message
 --       comes back), the ms until its next message is due, '1' if a body has begun under the lease, the
 --       first attempt that may still come to this key ('-' none: the call has ended)
 -- Reply: {reply of release.lua}, or behind it task, copies, begins, message, and the ms for which the key still

@@ -1,6 +1,6 @@
 -- Take a call out of the queue of its key.
--- KEYS: lock, queue, its calls, due set, the call's ended marker
--- ARGV: task, step, nesting, retries, sequence ('' any), nonce, ttl in ms of the ended marker, the first attempt that may still
+-- KEYS: lock, queue, its calls, due set, the call's ended completion record
+-- ARGV: task, step, nesting, retries, sequence ('' any), nonce, ttl in ms of the ended completion record, the first attempt that may still
 --       come ('-' none). Steps: 'leave' marks a call that is not running, so that it never begins; 'end' takes
 --       out a call that leaves, or that has ended with its attempt; 'withdraw' takes out one that has not begun
 -- Replies: {'absent'}; {'running'} (it runs, has begun, or has a newer attempt); {'leaves', task, copies, begins, message};

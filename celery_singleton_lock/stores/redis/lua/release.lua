@@ -1,10 +1,10 @@
 -- Release the keys that the token holds, or change their kind; never change the key of another token.
--- KEYS: marker of the token's attempt, the key's wait queue, the list that its clients block on,
+-- KEYS: completion record of the token's attempt, the key's wait queue, the list that its clients block on,
 --       key, key ... and the message's claim, if it changes, and its arguments if ARGV[10] is given
--- ARGV: attempt, nonce; optionally: new state of the marker ('' none), its ttl in ms,
+-- ARGV: attempt, nonce; optionally: new state of the completion record ('' none), its ttl in ms,
 --       new kind ('' deletes), its ttl in ms, its token, the claim's new phase ('' freed), its ttl in ms,
 --       '1' deletes the arguments
--- Replies: 'released', 'not_ours', 'twin' (another delivery holds a key) or 'done' (another has finished)
+-- Replies: 'released', 'not_ours', 'duplicate' (another delivery holds a key) or 'done' (another has finished)
 local attempt, token = ARGV[1], ARGV[1] .. '|' .. ARGV[2]
 local mark, become = ARGV[3] or '', ARGV[5] or ''
 local arguments = ARGV[10] and table.remove(KEYS)
@@ -25,21 +25,21 @@ for i = 4, #KEYS do
       else redis.call('SET', KEYS[i], become .. ' ' .. ARGV[7] .. ' ' .. rest, 'PX', ARGV[6]) end
     end
   elseif string.sub(value, 3, #attempt + 3) == attempt .. '|' then
-    reply = 'twin'
+    reply = 'duplicate'
   end
 end
 -- The worker parent has reported the end of a dying holder, and knows whether its message comes back.
-if claim and ((reply == 'released' and not dying) or (reply ~= 'twin' and ARGV[8] == '')) then
+if claim and ((reply == 'released' and not dying) or (reply ~= 'duplicate' and ARGV[8] == '')) then
   change_claim(claim, string.match(attempt, '^[^|]+'), ARGV[8], ARGV[9], holder)
   if arguments then redis.call('DEL', arguments) end
 end
-if reply == 'released' and mark == '' then return reply end -- the marker does not matter
-local marker = redis.call('GET', KEYS[1])
-local state, sequence, nonce = string.match(marker or '', '^(%S) (%d+) (%S*)$')
+if reply == 'released' and mark == '' then return reply end -- the completion record does not matter
+local completion = redis.call('GET', KEYS[1])
+local state, sequence, nonce = string.match(completion or '', '^(%S) (%d+) (%S*)$')
 if state == 'd' and nonce ~= ARGV[2] and reply ~= 'released' then reply = 'done' end
--- "done" is sent when Celery has stored the outcome, so it holds for twins too: the request may have got
--- no reply before the lease ended, and a twin that has the key now may never begin.
-if mark ~= '' and state ~= 'd' and (reply ~= 'twin' or mark == 'd') then
+-- "done" is sent when Celery has stored the outcome, so it holds for duplicates too: the request may have got
+-- no reply before the lease ended, and a duplicate that has the key now may never begin.
+if mark ~= '' and state ~= 'd' and (reply ~= 'duplicate' or mark == 'd') then
   redis.call('SET', KEYS[1], mark .. ' ' .. (sequence or '0') .. ' ' .. ARGV[2], 'PX', ARGV[4])
 end
 return reply

@@ -1,9 +1,9 @@
 -- Replace the arguments of the queued message that has a claim, and the time at which it is due.
 -- KEYS: claim, arguments of the message; absent if they can't be replaced
 -- ARGV: task that must have the claim, new arguments, their ttl in ms, ms from now until the message is
---       due, ms from its admission until it is due in any case ('' no bound)
+--       due, ms from its claim until it is due in any case ('' no bound)
 -- Replies: 1 replaced, 0 the message is no longer queued, -1 its arguments can't be replaced
--- The value: time of the admission, time at which the message is due (both in ms), newest arguments
+-- The value: time of the claim, time at which the message is due (both in ms), newest arguments
 local _, claimant, phase = read_claim(KEYS[1])
 if claimant ~= ARGV[1] or phase == 'running' then return 0 end
 local first = string.match(redis.call('GET', KEYS[2]) or '', '^(%d+) ')

@@ -1,11 +1,11 @@
 """Requests to the store that no caller waits for, sent until the store carries them out.
 
 Overview
-    What ends must be known to the store: a release, the marker of an attempt that is done, a claim
-    of a message that will not run. The thread that ends it sends such a request itself, and waits
-    for one reply. If none arrives, or a refusal, the request is passed to the queue of the process,
-    whose thread repeats it. The main thread of a worker, which must not wait at all, passes its
-    requests at once. The thread runs only while the queue has requests.
+    What ends must be known to the store: a release, the completion record of an attempt that is
+    done, a claim of a message that will not run. The thread that ends it sends such a request
+    itself, and waits for one reply. If none arrives, or a refusal, the request is passed to the
+    queue of the process, whose thread repeats it. The main thread of a worker, which must not wait
+    at all, passes its requests at once. The thread runs only while the queue has requests.
 
 Guarantees
     A request is sent until the store answers it, for as long as what it ends may exist there. One
@@ -92,10 +92,10 @@ class SendsBeside(Protocol):
     """A store that carries out some requests as two, the second of which may get no reply alone."""
 
     def repeat_by(self, put: Callable[..., str]) -> None:
-        """Pass such second requests to ``put``, a :meth:`StoreQueue.put`, from now on."""
+        """Pass such second requests to ``put``, a :meth:`RetryQueue.put`, from now on."""
 
 
-class StoreQueue:
+class RetryQueue:
     """Sends the requests of one process, and repeats them until the store answers.
 
     Args:
@@ -280,7 +280,7 @@ class StoreQueue:
 
 
 # The queues that have had requests.
-_running: Final[WeakSet[StoreQueue]] = WeakSet()
+_running: Final[WeakSet[RetryQueue]] = WeakSet()
 
 
 @cache

@@ -1,7 +1,7 @@
 """Locks that are broken on purpose, each with the schedule that exposes it soonest.
 
-A twin proves something only because the same campaign finds nothing when the lock is whole: that is
-what `control` makes of it.
+A variant proves something only because the same campaign finds nothing when the lock is whole: that
+is what `control` makes of it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _LONG = (Length(weight=1, steps=4, shortest=0.6, longest=0.9),)
 _MIDDLE = (Length(weight=1, steps=4, shortest=0.2, longest=0.5),)
 _SHORT = (Length(weight=1, steps=2, shortest=0.01, longest=0.03),)
 _FOREIGN = "tests.chaos.foreign"
-#: Seconds until a twin counts as not caught, and that a control has to last.
+#: Seconds until a variant counts as not caught, and that a control has to last.
 _PATIENCE = 300.0
 _CONTROL = 60.0
-#: Seconds that a twin whose jobs get lost without a sign has for them at its end.
+#: Seconds that a variant whose jobs get lost without a sign has for them at its end.
 _LAST_JOBS = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Twin:
+class Variant:
     """One of them.
 
     Attributes:
@@ -54,7 +54,7 @@ class Twin:
         )
 
 
-def _twin(
+def _variant(
     name: str,
     caught_by: Kind,
     *,
@@ -73,7 +73,7 @@ def _twin(
     store: str = "redis",
     ttl: float = 0.0,
     drains_after: float = 0.0,
-) -> Twin:
+) -> Variant:
     plan = Plan(
         app=app,
         broken=broken,
@@ -103,21 +103,21 @@ def _twin(
         drains=bool(drains_after),
         patience=_LAST_JOBS,
     )
-    return Twin(name=name, campaign=campaign, caught_by=caught_by)
+    return Variant(name=name, campaign=campaign, caught_by=caught_by)
 
 
-TWINS = (
+VARIANTS = (
     # A body that was stopped for longer than its lease frees the key of the one after it. The whole
     # worker is stopped: for a child alone the parent would renew.
-    _twin("no-owner-check", Kind.OVERLAP, broken="owner-check", faults=("stop-worker",)),
+    _variant("no-owner-check", Kind.OVERLAP, broken="owner-check", faults=("stop-worker",)),
     # No fault is needed: a body that is longer than the ttl can't ever end.
-    _twin("no-renewal", Kind.JOB_LOST, broken="renewal", lengths=_LONG),
+    _variant("no-renewal", Kind.JOB_LOST, broken="renewal", lengths=_LONG),
     # A worker that is cut off from the store goes on, while another takes the key.
-    _twin(
+    _variant(
         "no-local-deadline", Kind.OVERLAP, broken="local-deadline", faults=("cut",), lengths=_LONG
     ),
     # A body that is not interrupted, stopped between its check and its write.
-    _twin(
+    _variant(
         "no-fence-check",
         Kind.STALE_WRITE,
         compares=False,
@@ -125,11 +125,11 @@ TWINS = (
         mix={"heedless": 1},
     ),
     # Bodies are longer than the visibility timeout, so each message comes twice.
-    _twin("no-nonce", Kind.OVERLAP, broken="nonce", lengths=_LONG, visibility_timeout=1.0),
+    _variant("no-nonce", Kind.OVERLAP, broken="nonce", lengths=_LONG, visibility_timeout=1.0),
     # A worker that was stopped for longer than its leases does not report their loss.
-    _twin("no-loss-report", Kind.UNREPORTED, broken="loss-report", faults=("stop-worker",)),
+    _variant("no-loss-report", Kind.UNREPORTED, broken="loss-report", faults=("stop-worker",)),
     # A call that is delivered again after a kill counts as the newest.
-    _twin(
+    _variant(
         "no-order",
         Kind.ORDER,
         broken="order",
@@ -138,7 +138,7 @@ TWINS = (
         visibility_timeout=3.0,
     ),
     # A message that is delivered again after a kill runs with the first arguments.
-    _twin(
+    _variant(
         "no-newest-arguments",
         Kind.NEWEST,
         broken="arguments",
@@ -148,7 +148,7 @@ TWINS = (
     ),
     # An observer of one loss takes so long that later leases of its process end too, long after the
     # fault. (In a prefork worker the parent renews for a child whose heartbeat waits.)
-    _twin(
+    _variant(
         "no-observer-thread",
         Kind.JOB_LOST,
         broken="observer-thread",
@@ -161,7 +161,7 @@ TWINS = (
     ),
     # A body that ended while the store was away is not marked as done, and its message comes again.
     # The lease has to outlast the outage: until then no copy runs.
-    _twin(
+    _variant(
         "no-repetition",
         Kind.RUN_AGAIN,
         broken="repetition",
@@ -171,19 +171,21 @@ TWINS = (
         ttl=9.0,
     ),
     # The claim of a message that a worker can't run answers equal calls for ever.
-    _twin("no-discards", Kind.DISCARDED, broken="discards", mix={"claimed": 1}),
-    _twin("discards-left", Kind.KEY_LEFT, broken="discards", mix={"claimed": 1}, drains_after=8.0),
+    _variant("no-discards", Kind.DISCARDED, broken="discards", mix={"claimed": 1}),
+    _variant(
+        "discards-left", Kind.KEY_LEFT, broken="discards", mix={"claimed": 1}, drains_after=8.0
+    ),
     # A third body begins beside the two that may run.
-    _twin("no-limit", Kind.OVERLAP, broken="limit", mix={"limited": 1}),
+    _variant("no-limit", Kind.OVERLAP, broken="limit", mix={"limited": 1}),
     # A hold() runs beside a task of its key.
-    _twin(
+    _variant(
         "no-tasks-beside-hold",
         Kind.OVERLAP,
         broken="tasks-beside-hold",
         mix={"late": 1, "held": 1, "held_async": 1},
     ),
     # A server that restarts without its data is noticed at the next renewal by the clock.
-    _twin(
+    _variant(
         "no-haste",
         Kind.REPORTED_LATE,
         broken="haste",
@@ -193,13 +195,15 @@ TWINS = (
     ),
     # A call that arrives without a place runs while the key is free for a moment: between two
     # bodies, and the shorter these are, the more often.
-    _twin("no-head-check", Kind.ORDER, broken="head-check", mix={"queued": 1}, lengths=_SHORT),
+    _variant("no-head-check", Kind.ORDER, broken="head-check", mix={"queued": 1}, lengths=_SHORT),
     # A call that takes its place at a worker is dropped, as one that has ended.
-    _twin("absent-is-ended", Kind.JOB_LOST, broken="absent", mix={"queued": 1}, drains_after=8.0),
+    _variant(
+        "absent-is-ended", Kind.JOB_LOST, broken="absent", mix={"queued": 1}, drains_after=8.0
+    ),
     # The place of such a call is stored, and its message is not.
-    _twin("no-message", Kind.JOB_LOST, broken="message", mix={"queued": 1}, drains_after=8.0),
+    _variant("no-message", Kind.JOB_LOST, broken="message", mix={"queued": 1}, drains_after=8.0),
     # A call that died with its process after it was acknowledged is at the head for ever.
-    _twin(
+    _variant(
         "no-looks",
         Kind.JOB_LOST,
         broken="looks",
@@ -208,9 +212,9 @@ TWINS = (
         drains_after=12.0,
     ),
     # A beat that is cut off from its broker leads on, and the other one waits.
-    _twin("no-resignation", Kind.NO_TICK, broken="resignation", faults=("cut-beat",), beats=2),
+    _variant("no-resignation", Kind.NO_TICK, broken="resignation", faults=("cut-beat",), beats=2),
     # Two of the hosts have one name, and other PIDs once some of their processes were replaced.
-    _twin(
+    _variant(
         "no-host-identity",
         Kind.OVERLAP,
         broken="host-identity",
@@ -219,7 +223,7 @@ TWINS = (
         hosts=3,
     ),
     # A host is cut off from the store, and its wall clock steps back meanwhile.
-    _twin(
+    _variant(
         "wall-clock",
         Kind.OVERLAP,
         broken="wall-clock",
@@ -229,7 +233,7 @@ TWINS = (
     ),
     # Two masters count for themselves until the old one is demoted. That two bodies overlap is not
     # promised there; that fences rise is.
-    _twin(
+    _variant(
         "sentinel-no-server-clock",
         Kind.FENCE,
         broken="server-clock",
@@ -237,7 +241,7 @@ TWINS = (
         store="sentinel",
     ),
     # Nodes that come back empty make up a majority, together with those that were emptied before.
-    _twin(
+    _variant(
         "redlock-no-quarantine",
         Kind.OVERLAP,
         broken="quarantine",
@@ -247,7 +251,7 @@ TWINS = (
     ),
     # A host that is cut off goes on, whatever becomes of its lease in etcd, or of its session.
     *(
-        _twin(
+        _variant(
             f"{store}-no-local-deadline",
             Kind.OVERLAP,
             broken="local-deadline",
@@ -258,8 +262,8 @@ TWINS = (
         )
         for store in ("etcd", "zookeeper")
     ),
-    _twin("redis-py", Kind.OVERLAP, app=_FOREIGN, mix={"redis_py": 1}, lengths=_LONG),
-    _twin(
+    _variant("redis-py", Kind.OVERLAP, app=_FOREIGN, mix={"redis_py": 1}, lengths=_LONG),
+    _variant(
         "python-redis-lock",
         Kind.OVERLAP,
         app=_FOREIGN,

@@ -11,7 +11,7 @@ import pytest
 
 from celery_singleton_lock.core import native_threads, observers
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.store_queue import StoreQueue
+from celery_singleton_lock.core.retry_queue import RetryQueue
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.worker.fork_locks import FORK_LOCKS
@@ -31,7 +31,7 @@ class Bench:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.store = FlakyStore(self.clock)
-        self.queue = StoreQueue(self.store, self.clock)
+        self.queue = RetryQueue(self.store, self.clock)
         self.asked: list[Any] = []
         self.given_up: list[Any] = []
         #: What `ask` knows of a runtime.
@@ -51,10 +51,10 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 @pytest.fixture
-def running() -> Iterator[StoreQueue]:
+def running() -> Iterator[RetryQueue]:
     """A queue whose thread runs when it is needed."""
     clock = SystemClock()
-    queue = StoreQueue(FlakyStore(clock), clock)
+    queue = RetryQueue(FlakyStore(clock), clock)
     yield queue
     queue.close()
     wait_until(lambda: not queue._start.locked(), "the thread ends with the worker")
@@ -182,7 +182,7 @@ def test_the_main_thread_sends_no_request_that_nothing_waits_for(bench: Bench) -
     assert asked == ["a"]
 
 
-def test_the_thread_ends_with_the_last_request_and_another_one_begins(running: StoreQueue) -> None:
+def test_the_thread_ends_with_the_last_request_and_another_one_begins(running: RetryQueue) -> None:
     asked: list[str] = []
     for name in ("a", "b"):
         running.put(lambda store, name=name: asked.append(name), 60.0, print)
@@ -195,7 +195,7 @@ def test_the_thread_ends_with_the_last_request_and_another_one_begins(running: S
 
 
 def test_a_request_waits_for_a_thread_until_one_can_be_started(
-    running: StoreQueue, monkeypatch: pytest.MonkeyPatch
+    running: RetryQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
 
@@ -210,7 +210,7 @@ def test_a_request_waits_for_a_thread_until_one_can_be_started(
     assert asked == ["a", "b"]
 
 
-def test_the_end_of_the_worker_waits_for_what_is_being_sent(running: StoreQueue) -> None:
+def test_the_end_of_the_worker_waits_for_what_is_being_sent(running: RetryQueue) -> None:
     stall = Stall()
     running.put(lambda store: stall(), 60.0, print)
     assert stall.entered.wait(30)
@@ -220,7 +220,7 @@ def test_the_end_of_the_worker_waits_for_what_is_being_sent(running: StoreQueue)
 
 
 def test_a_child_is_forked_when_no_request_is_in_the_stores_client(
-    running: StoreQueue, monkeypatch: pytest.MonkeyPatch
+    running: RetryQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("celery_singleton_lock.worker.fork_locks._FORK_PATIENCE", 30.0)
     running.guard = FORK_LOCKS["retry"]  # as the worker does
@@ -312,7 +312,7 @@ def test_the_next_dead_child_does_not_wait_for_a_store_whose_queue_is_full(
     assert len(messages) == 2
 
 
-def test_what_is_left_at_the_end_of_the_process_is_given_up(running: StoreQueue) -> None:
+def test_what_is_left_at_the_end_of_the_process_is_given_up(running: RetryQueue) -> None:
     given_up: list[object] = []
     running.put(away, 3600.0, given_up.append)
     running.end()
@@ -321,7 +321,7 @@ def test_what_is_left_at_the_end_of_the_process_is_given_up(running: StoreQueue)
 
 
 def test_a_request_after_the_close_is_sent_once_and_given_up_if_there_is_no_reply(
-    running: StoreQueue,
+    running: RetryQueue,
 ) -> None:
     asked: list[str] = []
     given_up: list[object] = []

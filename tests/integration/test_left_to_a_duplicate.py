@@ -1,7 +1,7 @@
-"""A body that lost its lease to its own twin, whose worker then dies.
+"""A body that lost its lease to its own duplicate, whose worker then dies.
 
 With Redis as the broker every delivery of a message has the message's tag: what one acknowledges is
-acknowledged for all. So a delivery that leaves the work to its twin must leave a copy.
+acknowledged for all. So a delivery that leaves the work to its duplicate must leave a copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CRASH = "tests.apps.crash"
 
 
 @pytest.mark.slow
-def test_work_that_was_left_to_a_twin_survives_the_twins_worker(
+def test_work_that_was_left_to_a_duplicate_survives_its_worker(
     environment: dict[str, str],
     load_app: Callable[..., ModuleType],
     worker: Callable[..., CeleryWorker],
@@ -43,12 +43,12 @@ def test_work_that_was_left_to_a_twin_survives_the_twins_worker(
     for pid in (stalled.pid, *stalled.children()):
         os.kill(pid, signal.SIGSTOP)
     broker.deliver_again(result.id)
-    twin = worker(CRASH, concurrency=1)
+    duplicate = worker(CRASH, concurrency=1)
     journal.wait_for_starts(2)  # the lease of the stalled one has expired
     for pid in (*stalled.children(), stalled.pid):
         os.kill(pid, signal.SIGCONT)
     wait_until(lambda: not redis_client.hexists("unacked", tag), "the stalled one gave it up")
-    twin.kill_group()
-    assert broker.messages()[result.id], "the work was with the twin alone"
+    duplicate.kill_group()
+    assert broker.messages()[result.id], "the work was with the duplicate alone"
     crash.open_gate("all")
     assert result.get(timeout=90) == journal.runs("k")[-1].data["mark"]
