@@ -156,9 +156,8 @@ def test_the_session_about_the_last_call_goes_as_printed(
 ) -> None:
     page = Page("how-to/unique-calls.md", example, redis_url).write()
     worker("documents", concurrency=4)
-    sessions = [one for one in page.sessions if "documents import" in one]
-    assert len(sessions) == 2
-    page.check(*sessions)
+    [session] = [one for one in page.sessions if "documents import" in one]
+    page.check(session)
 
 
 @pytest.mark.slow
