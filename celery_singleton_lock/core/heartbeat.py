@@ -36,8 +36,8 @@ State model::
                |  +--------reply--------/
                +--"dying"--> removed: the worker parent has reported the end of this process
                +--max_hold reached--> ending --deadline--> lost (expired)
-    discard() from any state: removed, a late reply is ignored
-    let_go() from any state: as discard(), for an asynchronous release. The store is drained at the
+    stop() from any state: removed, a late reply is ignored
+    let_go() from any state: as stop(), for an asynchronous release. The store is drained at the
     time of the next renewal, or of the release's event, unless the release was confirmed before
 
 Failure handling
@@ -167,7 +167,7 @@ class Heartbeat:
         return len(self._leases)
 
     def add(self, lease: Lease, on_lost: LossHandler) -> None:
-        """Renew ``lease`` until :meth:`discard`; ``on_lost`` is called on the heartbeat's
+        """Renew ``lease`` until :meth:`stop`; ``on_lost`` is called on the heartbeat's
         thread."""
         interval = interval_of(lease.ttl, self._trusted)
         lease.due = due = lease.acquired_at + interval * (1 - _JITTER * random())
@@ -185,7 +185,7 @@ class Heartbeat:
         elif sweep_at < self._wakes_at:
             self._alarm.ring()
 
-    def discard(self, lease: Lease) -> None:
+    def stop(self, lease: Lease) -> None:
         """Stop renewing ``lease``; the reply to a renewal in flight is ignored."""
         # One dictionary operation needs no lock, and an exception thrown into this thread (a soft
         # time limit) must not find it held.
@@ -205,13 +205,13 @@ class Heartbeat:
         if watch.due < self._wakes_at:
             self._alarm.ring()
 
-    def declare(self, lease: Lease) -> None:
+    def lose(self, lease: Lease) -> None:
         """Declare ``lease`` lost if its deadline has passed; its holder may notice that first."""
         if lease in self._leases:
             self._lose_overdue(lease, self._clock.now())
 
     def let_go(self, lease: Lease) -> bool:
-        """As :meth:`discard`, for an asynchronous release, whose reply is still to be read.
+        """As :meth:`stop`, for an asynchronous release, whose reply is still to be read.
 
         The store is drained at the time of the lease's next renewal, unless the release is
         confirmed before. The thread would wake then for the renewal. To wake it for the release
@@ -481,7 +481,7 @@ class Heartbeat:
         if lease not in self._leases:
             return  # released meanwhile
         if reply is LossReason.DYING:
-            self.discard(lease)
+            self.stop(lease)
         elif reply is LossReason.UNREACHABLE:
             _postpone(lease, _SILENT_PART, self._clock.now())
             self._begin_outage(lease, _SILENT_PART)

@@ -20,6 +20,21 @@ Overview
         (`worker.dead_child`)        "not ours", and renewal had ended           released
         another process of the host  "ours": its holder is proven dead           freed
 
+    There are five verbs for the end of a lease, here and in the rest of the package::
+
+        verb     who                                 what
+        -------  ----------------------------------  -----------------------------------------------
+        release  the holder                          sends the release, by its token; the key is
+                                                     free, reserved or in cooldown
+        undo     a client without a reply to its     releases by the token what the store may have
+                 acquire                             granted; no run has begun
+        free     somebody else: an operator, the     releases by the token of the holder, which is
+                 worker's parent, another process    proven dead or was chosen by a person
+        lose     the heartbeat, or a release that    the store does not have the lease any more, or
+                 did not find it                     its deadline has passed; nothing is sent
+        abandon  a holder whose release was          sends nothing more: the ttl frees the key
+                 interrupted
+
 Guarantees
     One event for each grant. In the holder's process, the first report sets `Lease.reported`.
     Between a pool child and its parent, the lease note decides (`SharedDeadline.conclude`).

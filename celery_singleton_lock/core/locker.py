@@ -84,7 +84,7 @@ class LeaseNotes(Protocol):
 
     def share(self, lease: Lease) -> SharedDeadline | None: ...
 
-    def strike(self, token: str) -> None: ...
+    def erase(self, token: str) -> None: ...
 
     def freeing(self, token: str) -> None: ...
 
@@ -157,7 +157,7 @@ class Locker:
                 sent = self.clock.now()
                 reply = self.store.acquire(request, timeout=timeout)
             if isinstance(reply, Refused):
-                self._strike(request.token)
+                self._erase_note(request.token)
                 return reply
             lease = self._granted(request, reply, sent, max_hold)
             self.heartbeat.add(lease, on_lost)
@@ -170,7 +170,7 @@ class Locker:
             # while sinks run. The store may have granted the lease, but the caller never got it.
             if isinstance(exc, StoreError):
                 self._outages.begin(request.slots[0])
-            self.forget(request)
+            self.undo(request)
             raise
         return lease
 
@@ -217,7 +217,7 @@ class Locker:
         if lease.process is not processes[os.getpid()]:
             return None  # a forked child leaves the block; its parent holds the lease
         # Renewal ends first: if the release never reaches the store, the ttl frees the key.
-        self.heartbeat.discard(lease)
+        self.heartbeat.stop(lease)
         # A soft time limit, or SIGTERM, may have interrupted an earlier call of this method.
         interrupted = lease.released_at is not None
         if not interrupted:
@@ -238,7 +238,7 @@ class Locker:
         try:  # a sink may be interrupted by a soft time limit or SIGTERM
             self._ends.report(lease, request, reply, resent or interrupted)
         finally:
-            self._strike(lease.token)
+            self._erase_note(lease.token)
         return reply
 
     def give_back(self, lease: Lease, request: Release) -> None:
@@ -274,7 +274,7 @@ class Locker:
         except BaseException:
             # The exception is a soft time limit or SIGTERM. If the release was about to be sent,
             # the heartbeat drains it.
-            heartbeat.discard(lease)
+            heartbeat.stop(lease)
             raise
         self.release(lease, request)
 
@@ -293,7 +293,7 @@ class Locker:
                     self._ends.released(lease)
                 lease.reported = True
             finally:
-                self._strike(lease.token)
+                self._erase_note(lease.token)
             return
         with observers.elsewhere():
             if isinstance(outcome, StoreError):
@@ -302,7 +302,7 @@ class Locker:
             try:
                 self._ends.report(lease, request, outcome, resent)
             finally:
-                self._strike(lease.token)
+                self._erase_note(lease.token)
 
     def _repeat(self, lease: Lease, request: Release, error: StoreError, resent: bool) -> None:
         """Let the queue repeat a release that the store did not carry out.
@@ -332,7 +332,7 @@ class Locker:
                 # A lease that has expired since its body ended was not lost.
                 self._ends.report(lease, request, reply, resent or passed >= lease.ttl)
             finally:
-                self._strike(lease.token)
+                self._erase_note(lease.token)
 
         resent |= isinstance(error, StoreUnavailable) and error.was_sent
         # The key, or the completion record that the release writes, could exist for so long.
@@ -348,10 +348,10 @@ class Locker:
 
     def abandon(self, lease: Lease) -> None:
         """Leave ``lease`` to its ttl, because its release was interrupted."""
-        self.heartbeat.discard(lease)
+        self.heartbeat.stop(lease)
         self._ends.failed(lease, "the release was interrupted", frees_in=lease.ttl)
 
-    def forget(self, request: Acquire) -> None:
+    def undo(self, request: Acquire) -> None:
         """Release the lease that ``request`` may have been granted; never raises a StoreError.
 
         Without a reply, the release is repeated for as long as the lease could exist; for a call of
@@ -373,9 +373,9 @@ class Locker:
 
         def send(store: Store) -> None:
             if self.clock.now() >= ends_at:
-                self._strike(request.token)  # a process has few notes, and the lease has ended
+                self._erase_note(request.token)  # a process has few notes, and the lease has ended
             store.release(release, timeout=timeout_for(request.ttl))
-            self._strike(request.token)
+            self._erase_note(request.token)
 
         if self.queue.is_crowded:
             # While the store is away, each new try of a message comes here. The releases of bodies,
@@ -384,7 +384,7 @@ class Locker:
                 send(self.store)
         else:
             seconds = max(request.ttl, _UNDO_FOR) if request.queued else request.ttl
-            self.queue.ask(send, seconds, lambda why: self._strike(request.token))
+            self.queue.ask(send, seconds, lambda why: self._erase_note(request.token))
 
     def _free(self, dead: Sequence[Record], request: Acquire, timeout: float) -> None:
         """Free the leases of dead processes, which refuse ``request``; they may be gone already.
@@ -425,9 +425,9 @@ class Locker:
             claim = request.claim.key if request.claim else ""
             self._lease_notes.note(keys, request.token.text, request.ttl, claim)
 
-    def _strike(self, token: Token) -> None:
+    def _erase_note(self, token: Token) -> None:
         if self._lease_notes is not None:
-            self._lease_notes.strike(token.text)
+            self._lease_notes.erase(token.text)
 
 
 def _sent_later(request: Release, seconds: float, store: Store) -> Release:

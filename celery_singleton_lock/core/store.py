@@ -104,7 +104,7 @@ class ClaimChange:
 
 
 #: Logged if a ClaimChange gets no reply, with the key, the error and the key again.
-UNSETTLED: Final = (
+CLAIM_NOT_CHANGED: Final = (
     "singleton: could not change the claim %s (%s). Until it expires, equal calls count as "
     "duplicates; free it with: celery -A ... singleton release '%s'"
 )

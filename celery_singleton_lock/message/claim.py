@@ -3,7 +3,7 @@
 Overview
     A claim is a key in the store that represents one published message. Equal calls find it and are
     not published (`publish.publication`). Its key and terms are in the message's header, because
-    the worker that settles the claim may have other code or settings than the publisher.
+    the worker that changes the claim may have other code or settings than the publisher.
 
 Guarantees
     At most one of several equal calls is queued (``until_start``), queued or running

@@ -143,7 +143,7 @@ class MemoryCallQueue(CallQueue):
         change_claim: Callable[[Token, ClaimChange], None],
     ) -> None:
         self._clock, self._guard, self._inspect, self._free = clock, guard, inspect, free
-        self._settle_claim = change_claim
+        self._change_claim = change_claim
         self._queues: dict[str, _Queue] = {}
         self._ends: dict[tuple[str, str], _End] = {}
 
@@ -270,7 +270,7 @@ class MemoryCallQueue(CallQueue):
                 if request.claim:
                     ttl = request.claim_ttl
                     change = ClaimChange(key=request.claim, phase=Phase.QUEUED, ttl=ttl)
-                    self._settle_claim(token, change)
+                    self._change_claim(token, change)
             elif call.state == "x":
                 return Place.WAITING, 0
             elif call.number > number or (call.number == number and call.message):

@@ -1,1 +1,1 @@
-"""A singleton task in the worker: acquire, run the body, settle the lease."""
+"""A singleton task in the worker: acquire, run the body, release the lease."""

@@ -1,4 +1,4 @@
-"""The task base class. Its hooks start and settle a task run, or publish a call.
+"""The task base class. Its hooks start and finish a task run, or publish a call.
 
 A process that declares tasks imports this module, but most of these processes run no task. The
 modules that publish and run are imported by the first hook that needs them. A worker imports all of
@@ -163,7 +163,7 @@ class SingletonTask(_Base[P, R]):
         """
         request: Any = self.request_stack.top
         if request is not None and (run := _task_run().of(request)) is not None:
-            run.settle(status, retval)
+            run.finish(status, retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def lock_key(self, /, *args: P.args, **kwargs: P.kwargs) -> str | None:
@@ -546,8 +546,8 @@ def _under_lease(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @signals.task_postrun.connect
-def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_: Any) -> None:
-    """Settle a run that ``after_return`` didn't settle.
+def _finish_rest(sender: Any = None, state: Any = None, retval: Any = None, **_: Any) -> None:
+    """Finish a run that ``after_return`` didn't finish.
 
     Celery does not call ``after_return`` for Retry, Ignore, Reject and SystemExit, and a user's
     override may omit ``super()``. A task whose ``before_start`` failed has no run, but may have a
@@ -560,7 +560,7 @@ def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_:
         task_run = _task_run()
         run = task_run.of(request) or task_run(sender, request)
         try:
-            run.settle(state, retval)
+            run.finish(state, retval)
         except BaseException:
             run.abandon()
             raise

@@ -16,7 +16,7 @@ from celery.exceptions import Reject
 from ..celery_compat import acks_failures, dead_letters, is_revoked_here
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Phase
-from ..core.store import UNSETTLED, Acquire, ClaimChange, Store
+from ..core.store import CLAIM_NOT_CHANGED, Acquire, ClaimChange, Store
 from ..errors import StoreError
 from ..message.claim import CONTINUED, Claim
 from ..message.times import seconds_until
@@ -105,7 +105,7 @@ def change(run: Run, change: ClaimChange, *, ttl: float | None = None) -> None:
         store.change_claim(token, change, timeout=MAX_TIMEOUT)
 
     def give_up(why: object) -> None:
-        logger.warning(UNSETTLED, change.key, why, change.key)
+        logger.warning(CLAIM_NOT_CHANGED, change.key, why, change.key)
 
     if ttl is None:
         ttl = change.ttl or (run.claim.unique_for if run.claim else run.policy.ttl)

@@ -54,7 +54,7 @@ class Decision:
         delivery: The content of the header of a requeue copy.
         pace: The delay of a requeue.
         queues_claim: Whether the message's claim is queued with the copy. False if another delivery
-            or attempt of the task has the key, because that one settles the claim.
+            or attempt of the task has the key, because that one changes the claim.
     """
 
     outcome: Outcome

@@ -117,7 +117,7 @@ class Block:
             raise
         except BaseException:
             # A signal handler may have raised after the grant and before this frame has the lease.
-            locker.forget(request)
+            locker.undo(request)
             raise
 
     def _request(self, runtime: Runtime, full_key: str) -> Acquire:

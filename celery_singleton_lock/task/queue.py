@@ -117,7 +117,7 @@ class Queue(Feature):
             may_return_from=ending.may_return_from,
         )
 
-    def settled(self, ending: Ending) -> None:
+    def finished(self, ending: Ending) -> None:
         """Take the call out whose lease was lost."""
         if not ending.goes_on:
             _take_out(self.run, self._queue, self.run.key, ending)

@@ -32,19 +32,19 @@ State model::
                           skipped, failed
     OPEN     -> RELEASED  the body ended, and the message triggers more; or the lease was lost
     RELEASED -> SETTLED   requeued after a loss, or left to another delivery
-    any      -> SETTLED   settle: the lease is released, an early release is marked as done, the
+    any      -> SETTLED   finish: the lease is released, an early release is marked as done, the
                           claim of a run without a lease is changed
 
     In OPEN, ``_held`` is the lease, a request or None. Without a lease, no reply of the store has
-    changed the message's claim, so settle changes it. A request may have been granted without a
-    reply, so settle also releases by its token.
+    changed the message's claim, so finish() changes it. A request may have been granted without a
+    reply, so finish() also releases by its token.
 
 Failure handling
     No reply to the acquire: ``on_store_error``. No reply from the broker to a requeue: the message
     is retained until the broker or the store answers. No reply to the release, or to the completion
     record of an attempt that is done: it is repeated while this process lives; then the ttl frees
-    the key. An exception in settle (a soft time limit in ``after_return``): the heartbeat discards
-    the lease, and ``task_postrun`` settles again.
+    the key. An exception in finish() (a soft time limit in ``after_return``): the heartbeat
+    discards the lease, and ``task_postrun`` calls it again.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Lease, Token
 from ..core.locker import Locker
 from ..core.store import (
-    UNSETTLED,
+    CLAIM_NOT_CHANGED,
     Acquire,
     ClaimChange,
     CompletionState,
@@ -151,7 +151,7 @@ class TaskRun:
 
     Attributes:
         task: The task.
-        request: Its request (``celery.app.task.Context``), until the run is settled.
+        request: Its request (``celery.app.task.Context``), until the run has finished.
         runtime: The app's runtime; for ``task_always_eager`` the runtime without a server.
         delivery: The message's delivery.
         policy: The task's policy, with the options of this call.
@@ -175,7 +175,8 @@ class TaskRun:
     # The lease, or the request that may have been granted without a reply; None: neither.
     _held: Lease | Acquire | None = None
     _retry: Retry | None = None  # the body's
-    # Whether the early release of a lost lease has left the claim to a retry, which settle decides.
+    # Whether the early release of a lost lease has left the claim to a retry, which finish()
+    # decides.
     _leaves_claim = False
     _locker: Locker
 
@@ -257,8 +258,8 @@ class TaskRun:
         self._state = _State.SETTLED
         return reply
 
-    def settle(self, state: str | None, retval: Any) -> None:
-        """Release the lease of an ended task, or settle the claim of a run without a lease.
+    def finish(self, state: str | None, retval: Any) -> None:
+        """Release the lease of an ended task, or change the claim of a run without a lease.
 
         The second call, in ``task_postrun``, has no effect. An exception from a signal handler
         during the release is propagated.
@@ -275,27 +276,27 @@ class TaskRun:
         held = self._held
         try:
             if not isinstance(held, Lease):
-                self._settle_without_lease(held, state, retval)
+                self._finish_without_lease(held, state, retval)
             elif self._state is not _State.RELEASED:
                 self._release(held, state, retval)
             else:
                 if self._leaves_claim:
-                    self._settle_claim_of_lost(state, retval)
+                    self._change_claim_of_lost(state, retval)
                 if self.acks_late and is_done(self.task, state, retval):
                     # The early release has left them to a redelivery of the message, or to a retry.
                     is_retry = isinstance(retval, Retry)
                     deleted = None if is_retry else claims.arguments_deleted(self)
                     self._mark_done(deleted)
                 for feature in self._features:
-                    feature.settled(self._ending(state, retval))
+                    feature.finished(self._ending(state, retval))
         except StoreError as exc:
             self._report_silence(exc, "not-marked-as-done")
         except BaseException:
-            # A soft time limit or SIGTERM. If this is after_return, task_postrun settles the run.
+            # A soft time limit or SIGTERM. If this is after_return, task_postrun finishes the run.
             # If this is task_postrun, the ttl frees the key, because the lease is no longer
             # renewed.
             if isinstance(held, Lease):
-                self._locker.heartbeat.discard(held)
+                self._locker.heartbeat.stop(held)
             raise
         self._state = _State.SETTLED
         # The request, the features and the retry refer to this run. A reference cycle would keep
@@ -308,7 +309,7 @@ class TaskRun:
         """State and result that correspond to what Celery does with the message.
 
         Args:
-            state, retval: See :meth:`settle`.
+            state, retval: See :meth:`finish`.
             leaving: The exception that ends Celery's tracer.
         """
         if not isinstance(leaving, Exception):
@@ -324,7 +325,7 @@ class TaskRun:
         return state, retval
 
     def abandon(self) -> None:
-        """Report that the lease is left to its ttl: the last :meth:`settle` was interrupted."""
+        """Report that the lease is left to its ttl: the last :meth:`finish` was interrupted."""
         if isinstance(self._held, Lease):
             self._locker.abandon(self._held)
 
@@ -473,7 +474,7 @@ class TaskRun:
                 feature.granted(lease)
         except StoreError:
             self._held = request
-            self._locker.forget(request)
+            self._locker.undo(request)
             raise
 
     def _decide_ahead(self, request: Acquire, waited: float) -> tuple[Acquire, Decision]:
@@ -663,7 +664,7 @@ class TaskRun:
         try:
             result = self._body.run(body)
         except (Ignore, Reject):
-            raise  # task_postrun settles the run
+            raise  # task_postrun finishes the run
         except Retry as retry:
             self._retry = retry
             if lease.lost:
@@ -697,7 +698,7 @@ class TaskRun:
         """Handle the loss of the lease. Called on the heartbeat's thread."""
         request = self.request
         if request is None:
-            return "task-ended"  # the body's thread has settled the run meanwhile
+            return "task-ended"  # the body's thread has finished the run meanwhile
         if self._outcome_of_loss() is OnLost.CONTINUE:
             return "continued"
         self._body.interrupt()
@@ -738,7 +739,7 @@ class TaskRun:
     def _interrupted(self, lease: Lease) -> Any:
         """Handle the end of a body that was interrupted because its lease was lost."""
         # The body's check() may have noticed the loss first.
-        self._locker.heartbeat.declare(lease)
+        self._locker.heartbeat.lose(lease)
         error = lease.lost_error()  # created before the release changes the lease
         goes_back = self._goes_back(self.request)
         retried = not goes_back and is_retried(self.task, error)
@@ -762,7 +763,7 @@ class TaskRun:
         """
         ending = Ending(goes_on=release.completion is None)
         reply = self._locker.release(lease, self._completed(release, ending))
-        # Last: after an exception from a signal handler before this line, settle() releases the
+        # Last: after an exception from a signal handler before this line, finish() releases the
         # lease again, because the store may not have got this release.
         self._state = _State.RELEASED
         if reply not in (ReleaseReply.DUPLICATE, ReleaseReply.DONE):
@@ -861,7 +862,7 @@ class TaskRun:
     # --- the end ---------------------------------------------------------------------------------
 
     def _release(self, lease: Lease, state: str | None, retval: Any) -> None:
-        """Release the lease, and settle the claim with it."""
+        """Release the lease, and change the claim with it."""
         try:
             release = self._final_release(lease, state, retval)
         except Exception:
@@ -912,10 +913,10 @@ class TaskRun:
             return Ending(may_return_from=retries + 1)
         return Ending(may_return_from=None if is_done(self.task, state, retval) else retries)
 
-    def _settle_without_lease(
+    def _finish_without_lease(
         self, request: Acquire | None, state: str | None, retval: Any
     ) -> None:
-        """Settle the claim and the place in a queue of a run that has no lease.
+        """Change the claim and the place in a queue of a run that has no lease.
 
         Release the lease that its ``request`` without a reply may have got.
         """
@@ -930,13 +931,13 @@ class TaskRun:
                 logger.exception("singleton: the claim %s is freed", self.claim.key)
                 change = claims.freed(self)
         if request is not None:
-            self._locker.forget(request)
+            self._locker.undo(request)
         if change is not None:
             claims.change(self, change)
         if self.delivery.queue is not None and not self.eager:
             self._leave_queue(state, retval)
 
-    def _settle_claim_of_lost(self, state: str | None, retval: Any) -> None:
+    def _change_claim_of_lost(self, state: str | None, retval: Any) -> None:
         """Settle the claim of a lost lease, which a release does not change.
 
         The change is sent once: later, the retry may have changed the claim.
@@ -947,7 +948,7 @@ class TaskRun:
         try:
             self._mark(CompletionState.WAITING, self.delivery.sequence, 0.0, change)
         except StoreError as exc:
-            logger.warning(UNSETTLED, change.key, exc, change.key)
+            logger.warning(CLAIM_NOT_CHANGED, change.key, exc, change.key)
 
     def _leave_queue(self, state: str | None, retval: Any) -> None:
         """Take a call out of its queue that ends without a lease."""

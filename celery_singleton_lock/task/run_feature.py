@@ -138,7 +138,7 @@ class Feature:
             Ignore: The delivery has ended.
         """
 
-    def settled(self, ending: Ending) -> None:
+    def finished(self, ending: Ending) -> None:
         """The task has ended, and its lease was lost or released before.
 
         Raises:

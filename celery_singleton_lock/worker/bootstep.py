@@ -88,8 +88,8 @@ class SingletonStep(bootsteps.StartStopStep):
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         self._app = app = worker.app
-        signals.worker_process_shutdown.connect(self._settle_last_releases)
-        signals.worker_shutdown.connect(self._settle_last_releases)
+        signals.worker_process_shutdown.connect(self._wait_for_last_releases)
+        signals.worker_shutdown.connect(self._wait_for_last_releases)
         Runtime.worker_name = worker.hostname
         Runtime.may_evict = False
         self._events = EventSender(app, EventPipe.open(), worker.hostname)
@@ -127,7 +127,7 @@ class SingletonStep(bootsteps.StartStopStep):
         """Called by Celery when no more messages are received, before the pool ends."""
         Runtime.of(self._app).flush()
 
-    def _settle_last_releases(self, **_: Any) -> None:
+    def _wait_for_last_releases(self, **_: Any) -> None:
         """Wait a moment for the store's replies to releases, before a process ends.
 
         Called in each pool child, and in the worker's parent. The replies to asynchronous releases

@@ -2,7 +2,7 @@
 
 Overview
     The worker's parent (prefork) releases the leases that a dead child noted in shared memory, and
-    settles the claim of its message. All of this runs in the parent's main thread, in the hooks of
+    changes the claim of its message. All of this runs in the parent's main thread, in the hooks of
     `worker.request`.
 
 Guarantees
@@ -21,7 +21,7 @@ State model
         hard time limit  --> lease dying; claim kept as long, or queued if the message is requeued;
                              no lease: claim freed, or queued
         child is dead    --> lease released; claim freed, or queued if the message is requeued
-        BaseException    --> the child has settled its lease; claim as above, with acks_late
+        BaseException    --> the child has released its lease; claim as above, with acks_late
         revoked, expired --> no lease; claim freed
 
 Failure handling
@@ -91,7 +91,7 @@ def is_requeued(request: Any, exc: BaseException) -> bool:
     return comes_back and not celery_compat.has_stored_success(request)
 
 
-def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -> None:
+def release_leases(request: Any, become: Kind | None, comes_back: bool = False) -> None:
     """Release the child's leases, or mark them as dying; only those with its tokens.
 
     Args:
@@ -116,7 +116,7 @@ def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -
     for lease in leases:
         note, token = lease.note, Token.parse(lease.note.token)
         # The note of an earlier message stays until the store has confirmed its release. Its
-        # claim is another message's, and was settled with that message.
+        # claim is another message's, and was changed with that message.
         change = None
         if note.claim and token.task_id == str(request.id):
             has_claim, change = True, _claim_after(request, become, comes_back, note.claim)
@@ -127,17 +127,17 @@ def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -
         )
         ask(runtime, end.what, note.ttl, partial(_release, call=call, end=end), end.fail)
         if token.task_id == str(request.id):
-            queue_end.settle(request, note.keys[0], token, comes_back)
+            queue_end.take_out(request, note.keys[0], token, comes_back)
     if become is None:
-        memory.settle(request.worker_pid)
+        memory.empty(request.worker_pid)
     if not has_claim:
         change_claim(request, comes_back)  # the child holds no lease: it waits, or has released it
 
 
 def change_claim(request: Any, comes_back: bool) -> None:
     """Change the claim of a message that no body runs."""
-    if settling := _settling(request, comes_back):
-        ask(Runtime.of(request.app), *settling)
+    if change := _claim_change(request, comes_back):
+        ask(Runtime.of(request.app), *change)
 
 
 def discard_claim(request: Any, reason: str = "") -> None:
@@ -147,18 +147,18 @@ def discard_claim(request: Any, reason: str = "") -> None:
         request: The worker's request of the message.
         reason: Why it is not run; empty: it is.
     """
-    if settling := _settling(request, comes_back=False):
-        what, ttl, settle = settling
+    if change := _claim_change(request, comes_back=False):
+        what, ttl, send = change
 
         def free(store: Store) -> None:
-            settle(store)
+            send(store)
             if reason:
                 report(f"{request.task.name}[{request.id}]", reason)
 
         ask_later(Runtime.of(request.app), what, ttl, free)
 
 
-def _settling(
+def _claim_change(
     request: Any, comes_back: bool
 ) -> tuple[str, float, Callable[[Store], object]] | None:
     """The request that changes the claim of a message; the arguments of `ask`."""

@@ -63,7 +63,7 @@ def _discard(app: Any, message: Any, reason: str) -> None:
         # In protocol 1, the headers have no id.
         task_id = message.headers.get("id") or message.properties.get("correlation_id")
         headers = {**message.headers, "id": task_id}
-        queue_end.discard(app, headers, reason)
+        queue_end.take_out_discarded(app, headers, reason)
         _free_claim(app, headers, reason)
     except Exception:
         # The headers may have any form. They must not end the consumer.
@@ -78,12 +78,12 @@ def _free_claim(app: Any, headers: Mapping[str, Any], reason: str) -> None:
     change = claim.freed("" if claim.arguments is None else token.call_id)
     task = f"{headers.get('task') or ''}[{token.task_id}]"
 
-    def settle(store: Store) -> None:
+    def send(store: Store) -> None:
         store.change_claim(token, change, timeout=TIMEOUT)
         report(task, reason)
 
     what = f"{task} has ended with the claim {claim.key}"
-    ask_later(runtime, what, claim.unique_for, settle)
+    ask_later(runtime, what, claim.unique_for, send)
 
 
 def report(task: str, reason: str) -> None:

@@ -25,7 +25,7 @@ from .main_thread import TIMEOUT, ask, ask_later
 _COMES_BACK = 60.0
 
 
-def settle(request: Any, key: str, token: Token, comes_back: bool) -> None:
+def take_out(request: Any, key: str, token: Token, comes_back: bool) -> None:
     """Take out the call of a dead child, or make it due.
 
     Args:
@@ -44,7 +44,7 @@ def settle(request: Any, key: str, token: Token, comes_back: bool) -> None:
         ask(runtime, what, *end)
 
 
-def discard(app: Any, headers: Mapping[str, Any], reason: str) -> None:
+def take_out_discarded(app: Any, headers: Mapping[str, Any], reason: str) -> None:
     """Take out the call of a message with these ``headers`` that no body runs.
 
     Args:

@@ -3,7 +3,7 @@
 Celery creates one request per message. The request of a singleton task gives the delivery a nonce
 of its own before a child sees it, because neither the task id nor ``redelivered`` identifies a
 delivery. It removes foreign headers with this library's names, and notes the queue of the message
-(`worker.message_origin`). If a pool child died or is being killed, it settles the leases of the
+(`worker.message_origin`). If a pool child died or is being killed, it releases the leases of the
 child (`worker.dead_child`).
 
 All of this runs in the main thread of the worker's parent (prefork), or in the thread that consumes
@@ -41,7 +41,7 @@ from ..message.header import (
 )
 from ..runtime import Runtime
 from . import queue_end
-from .dead_child import change_claim, discard_claim, is_alive, is_requeued, settle_leases
+from .dead_child import change_claim, discard_claim, is_alive, is_requeued, release_leases
 from .message_origin import find_origin
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -130,7 +130,7 @@ class SingletonRequestMixin:
         if not is_shared:
             return
         discard_claim(self)
-        queue_end.discard(self.app, message, "fanout")
+        queue_end.take_out_discarded(self.app, message, "fanout")
         header = dict(header_of(message, str(self.id)))
         if not header:
             message[UNNAMED_KEY] = True
@@ -156,7 +156,7 @@ class SingletonRequestMixin:
 
     def _discard(self, reason: str) -> None:
         discard_claim(self, reason)
-        queue_end.discard(self.app, self.request_dict, reason)
+        queue_end.take_out_discarded(self.app, self.request_dict, reason)
 
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
         """As Celery's, which a cold shutdown calls. A call that does not come back has failed.
@@ -180,11 +180,11 @@ class SingletonRequestMixin:
         try:
             super().on_timeout(soft, timeout)  # type: ignore[misc]
         finally:
-            # The leases are settled last, because billiard kills the child when this method
+            # The leases are released last, because billiard kills the child when this method
             # returns. Before, Celery stores the result and calls the user's on_failure while the
             # body continues.
             if not soft:
-                settle_leases(self, Kind.DYING, is_requeued(self, TimeLimitExceeded()))
+                release_leases(self, Kind.DYING, is_requeued(self, TimeLimitExceeded()))
 
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
@@ -197,14 +197,14 @@ class SingletonRequestMixin:
             # of asyncio, the process goes on.
             comes_back = is_requeued(self, exc)
             if self.worker_pid is not None and not is_alive(self.worker_pid):
-                settle_leases(self, None, comes_back)
+                release_leases(self, None, comes_back)
             elif self.task.acks_late:
-                # A body that ended by such an exception has settled its lease, but did not know
+                # A body that ended by such an exception has released its lease, but did not know
                 # whether Celery requeues the message. A body that continues keeps its claim.
                 change_claim(self, comes_back)
             if not comes_back:
                 reason = "lost" if is_lost else "ended"
-                queue_end.discard(self.app, self.request_dict, reason)
+                queue_end.take_out_discarded(self.app, self.request_dict, reason)
         elif not return_ok and isinstance(exc, (ContentDisallowed, DecodeError)):
             # The child could not decode the message, which this process has decoded. An error of
             # the body comes with return_ok.

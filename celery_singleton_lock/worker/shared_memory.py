@@ -7,7 +7,7 @@ leases that a living child cannot renew. It can compute neither callable keys no
 The memory is anonymous and is mapped before the fork. It has one row per pool index, which is
 unique among living children and is reused by a child's successor. A row has several blocks, because
 the successor may write before the parent knows of the death. A child takes a block whose owner is
-dead and has no note. The parent empties the blocks of a child once it has settled its leases.
+dead and has no note. The parent empties the blocks of a child once it has released its leases.
 
 A block has the identity of its owner and ``NOTES`` notes. A note has four parts, each with one
 writer at a time:
@@ -249,7 +249,7 @@ class SharedMemory:
             shared.open(lease, token)
         return shared
 
-    def strike(self, token: str) -> None:
+    def erase(self, token: str) -> None:
         """Erase the note of a lease that is no longer held."""
         notes, free = self._processes.get(processes[os.getpid()], _NO_NOTES)
         if shared := notes.pop(token, None):
@@ -279,7 +279,7 @@ class SharedMemory:
         """Whether another child has tried to free ``lease``."""
         return _report(self._memory, lease.offset)[1] == _FREEING
 
-    def settle(self, pid: int) -> None:
+    def empty(self, pid: int) -> None:
         """Empty the blocks of ``pid``, whose leases are released."""
         for block, owner, _ in self._owned_blocks():
             if owner == pid:
@@ -358,7 +358,7 @@ class SharedMemory:
                 yield from (one for one in owned if one[1])
 
     def _owner(self, block: int) -> tuple[int, int]:
-        """PID and start time of the process that owns the block; 0, 0: none, or settled."""
+        """PID and start time of the process that owns the block; 0, 0: none, or emptied."""
         return unsealed(self._memory[block : block + _OWNER_BYTES]) or (0, 0)
 
     def _texts(self, block: int) -> Iterator[LeaseNote]:

@@ -30,7 +30,7 @@ from celery_singleton_lock import (
     hold,
     singleton_task,
 )
-from celery_singleton_lock.task.base import _settle_rest
+from celery_singleton_lock.task.base import _finish_rest
 from celery_singleton_lock.worker import request as worker_request
 from tests.harness.journal import Journal, events
 
@@ -44,9 +44,9 @@ app.conf.update(
 
 WITHOUT = os.environ.get("WITHOUT", "").split(",")
 if "postrun" in WITHOUT:
-    signals.task_postrun.disconnect(_settle_rest)
+    signals.task_postrun.disconnect(_finish_rest)
 if "parent" in WITHOUT:
-    worker_request.settle_leases = lambda *_: None
+    worker_request.release_leases = lambda *_: None
 
 TTL = float(os.environ.get("TTL", "3"))
 SHARED: dict[str, Any] = {"app": app, "bind": True, "key": "{key}", "scope": "loss", "ttl": TTL}

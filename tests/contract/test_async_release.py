@@ -72,7 +72,7 @@ class LeaseNotes:
 
     def freeing(self, token: str) -> None: ...
 
-    def strike(self, token: str) -> None:
+    def erase(self, token: str) -> None:
         self.strikes.append(token)
         if token in self.held:
             self.held.remove(token)
@@ -884,7 +884,7 @@ def test_an_interrupted_release_gives_its_reply_to_no_other_request(
             assert len(bench.heartbeat) == 0 or lease.released_at is None, (
                 "it would be renewed for ever"
             )
-            bench.heartbeat.discard(lease)
+            bench.heartbeat.stop(lease)
             # Each of these has an answer that none of the others has.
             refused = ask(bench.store, held, new_token())
             assert isinstance(refused, Refused)

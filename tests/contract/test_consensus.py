@@ -108,7 +108,7 @@ def locker(store: Store) -> Iterator[Locker]:
     heartbeat = Heartbeat(store, clock, events)
     yield Locker(store, clock, heartbeat, events)
     for lease in list(heartbeat._leases):
-        heartbeat.discard(lease)
+        heartbeat.stop(lease)
     heartbeat.close()
 
 
@@ -395,7 +395,7 @@ def test_a_log_handler_that_blocks_delays_no_renewal_in_etcd(etcd: EtcdCluster) 
             assert entered.wait(30), "the first renewal is logged"
             blocked_at = lease.valid_until
             wait_until(lambda: lease.valid_until > blocked_at + 3, "further ones follow")
-            heartbeat.discard(lease)
+            heartbeat.stop(lease)
             heartbeat.close()
     finally:
         gate.set()
@@ -427,7 +427,7 @@ def test_a_resolver_that_blocks_delays_no_renewal_by_the_other_members_of_etcd(
             assert entered.wait(30), "the heartbeat connects again"
             blocked_at = lease.valid_until
             wait_until(lambda: lease.valid_until > blocked_at + 6, "further renewals follow")
-            heartbeat.discard(lease)
+            heartbeat.stop(lease)
             heartbeat.close()
     finally:
         gate.set()
@@ -593,7 +593,7 @@ def test_an_ensemble_with_short_sessions_gives_shorter_leases() -> None:
         assert lease.remaining() <= 3.0
         time.sleep(9)  # longer than that session
         assert not lease.lost
-        heartbeat.discard(lease)
+        heartbeat.stop(lease)
         heartbeat.close()
 
 

@@ -31,6 +31,7 @@ from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_k
 from celery_singleton_lock.testing.contract.steps import (
     LONG,
     become,
+    change,
     freed,
     give,
     mark,
@@ -38,7 +39,6 @@ from celery_singleton_lock.testing.contract.steps import (
     publish,
     renew,
     running,
-    settle,
     take,
     take_claim,
 )
@@ -112,7 +112,7 @@ def claim(store: RedisStore) -> None:
     take_claim(store, claim, new_token())
     take(store, key, token, claim=running(claim))
     renew(store, [lease_of(key, token, claim_key=claim)])
-    settle(store, token, claim, Phase.QUEUED)
+    change(store, token, claim, Phase.QUEUED)
     mark(store, key, token, CompletionState.WAITING, 1, claim=freed(claim))
     give(store, key, token, claim=freed(claim))
     store._run(module.PROLONG.command([claim], [token.call_id, "1000"]), TIMEOUT)

@@ -82,7 +82,7 @@ class Process:
 
     def close(self) -> None:
         for lease in list(self.heartbeat._leases):  # a closed heartbeat renews what is held
-            self.heartbeat.discard(lease)
+            self.heartbeat.stop(lease)
         self.heartbeat.close()
         self.store.close()
 

@@ -30,6 +30,7 @@ from celery_singleton_lock.testing.contract.steps import (
     PUBLISHER,
     ask,
     becomes,
+    change,
     freed,
     give,
     is_claimed,
@@ -42,7 +43,6 @@ from celery_singleton_lock.testing.contract.steps import (
     record_of,
     renew,
     running,
-    settle,
     take,
     take_claim,
 )
@@ -71,7 +71,7 @@ def test_a_foreign_string_is_neither_given_nor_touched_and_fails_no_lease(
         with pytest.raises(StoreError, match="can't read"):
             take_claim(redis_store, claim, token, instead_of=instead_of, wants_ttl=wants_ttl)
     for phase in (None, *Phase):
-        settle(redis_store, token, claim, phase)
+        change(redis_store, token, claim, phase)
         mark(redis_store, key, token, CompletionState.WAITING, claim=becomes(claim, phase))
         take(redis_store, key, token, claim=becomes(claim, phase), refused_if_claimed=True)
         assert give(redis_store, key, token, claim=becomes(claim, phase)) is ReleaseReply.OURS
@@ -90,7 +90,7 @@ def test_a_foreign_list_is_neither_given_nor_touched_and_fails_no_lease(
         with pytest.raises(StoreError, match="WRONGTYPE"):
             take_claim(redis_store, claim, token, wants_ttl=wants_ttl)
     for phase in (None, *Phase):
-        settle(redis_store, token, claim, phase)
+        change(redis_store, token, claim, phase)
         mark(redis_store, key, token, CompletionState.WAITING, claim=becomes(claim, phase))
         take(redis_store, key, token, claim=becomes(claim, phase), refused_if_claimed=True)
         assert renew(redis_store, [lease_of(key, token, 1, claim)]) == [RENEWED]
@@ -124,7 +124,7 @@ def test_a_claim_of_a_phase_that_a_newer_version_knows_is_still_its_tasks(
     take(redis_store, key, token, claim=running(claim))
     assert record_of(redis_store, claim).phase is Phase.RUNNING
     write()
-    settle(redis_store, token, claim, Phase.QUEUED, 600)
+    change(redis_store, token, claim, Phase.QUEUED, 600)
     assert is_claimed(redis_store, claim, token)
     write()
     assert redis_store.free(claim, new_token().call_id) is False
@@ -139,7 +139,7 @@ def test_every_operation_on_claims_survives_a_script_flush(
     raw.script_flush()
     assert take_claim(redis_store, claim, token) is None
     raw.script_flush()
-    settle(redis_store, token, claim, Phase.RETRYING)
+    change(redis_store, token, claim, Phase.RETRYING)
     assert record_of(redis_store, claim).phase is Phase.RETRYING
     raw.script_flush()
     take(redis_store, key, token, claim=running(claim))

@@ -44,11 +44,11 @@ from celery_singleton_lock.testing.contract.steps import (
     LONG,
     TIMEOUT,
     ask,
+    change,
     lease_of,
     new_claim,
     new_key,
     new_token,
-    settle,
     take_claim,
 )
 from tests.harness.keys import EVERY_NAME
@@ -159,7 +159,7 @@ def test_all_goes_on_without_a_minority(
             assert record is not None
             assert record.token == claimant.call_id
             with took_at_most(AT_ONCE):
-                settle(store, claimant, claim, None)
+                change(store, claimant, claim, None)
             assert store.inspect(claim) is None
         with took_at_most(AT_ONCE):
             assert give(store, key, mine) is ReleaseReply.OURS
@@ -741,7 +741,7 @@ def heartbeats_end() -> Iterator[None]:
     while _heartbeats:
         heartbeat = _heartbeats.pop()
         for lease in list(heartbeat._leases):
-            heartbeat.discard(lease)
+            heartbeat.stop(lease)
         heartbeat.close()
 
 

@@ -30,13 +30,13 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import (
     LONG,
+    change,
     freed,
     give,
     granted,
     mark,
     record_of,
     relation_of,
-    settle,
     take,
     take_claim,
 )
@@ -251,9 +251,9 @@ def test_a_retry_that_waits_takes_them(store: RedisStore) -> None:
     message.start()
     give(store, message.key, message.token, claim=freed(message.claim))
     take_claim(store, message.claim, message.token)
-    settle(store, message.token, message.claim, Phase.RETRYING)
+    change(store, message.token, message.claim, Phase.RETRYING)
     assert message.replace(b"newest") is Replaced.YES
-    settle(store, message.token, message.claim, Phase.RUNNING)
+    change(store, message.token, message.claim, Phase.RUNNING)
     assert message.replace(b"late") is Replaced.NOT_QUEUED
 
 

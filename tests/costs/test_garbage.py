@@ -98,14 +98,14 @@ def test_a_task_leaves_no_garbage(work: str, site: Site) -> None:
 def test_a_task_that_kept_its_run_would_be_garbage(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = TaskRun.settle
+    finish = TaskRun.finish
 
-    def settle_and_keep(self: TaskRun, state: str | None, retval: Any) -> None:
+    def finish_and_keep(self: TaskRun, state: str | None, retval: Any) -> None:
         request = self.request
-        settle(self, state, retval)
+        finish(self, state, retval)
         self.request = request
 
-    monkeypatch.setattr(TaskRun, "settle", settle_and_keep)
+    monkeypatch.setattr(TaskRun, "finish", finish_and_keep)
     assert garbage(lambda: site.run(site.ours)) >= 8 * _TASKS
 
 

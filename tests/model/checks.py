@@ -233,7 +233,7 @@ CHECKS = (
                 _BEGUN_ONCE,
                 ("BEGUN_UNCHECKED", "FAULTS=1", "LATE", "BOUNDED"),
             ),
-            ("the note is struck too early", _OWED, ("NOTE_STRUCK_EARLY", "FAULTS=1")),
+            ("the note is erased too early", _OWED, ("NOTE_ERASED_EARLY", "FAULTS=1")),
             ("absent is taken for ended", _DISCARDED, ("ABSENT_IS_ENDED", "FAULTS=0", "DIRECT")),
             ("no head check", _AFTER, ("NO_HEAD_CHECK", "FAULTS=1", "DIRECT", "LATE")),
             ("no look: a head stays unhinted", _FOREVER, ("NO_SWEEP", "FAULTS=0", "HINTS")),

@@ -605,7 +605,7 @@ end:
       faults--;
       child[me].trusts = 0 }
 
-  /* The hard time limit is announced; the body still runs for a while. [worker/request.py SingletonRequestMixin.on_timeout] [worker/dead_child.py settle_leases] */
+  /* The hard time limit is announced; the body still runs for a while. [worker/request.py SingletonRequestMixin.on_timeout] [worker/dead_child.py release_leases] */
   :: d_step { child[me].at == BODY && faults > 0 ->
       faults--;
 #ifdef RELEASE_ON_ANNOUNCEMENT
@@ -627,7 +627,7 @@ end:
       child[me].trusts = 0;
       child[me].at = DEAD }
 
-  /* The parent has proof of the death, and releases by token before the message is requeued. [worker/request.py SingletonRequestMixin.on_failure] [worker/dead_child.py settle_leases] */
+  /* The parent has proof of the death, and releases by token before the message is requeued. [worker/request.py SingletonRequestMixin.on_failure] [worker/dead_child.py release_leases] */
   :: d_step { child[me].at == DEAD ->
       release(FREE, UNKNOWN);
       met = 0;

@@ -609,7 +609,7 @@ end:
       c[me].acquire = SENT;
       verify() }
 
-  /* SIGKILL of a child whose release is not confirmed: its parent releases by the noted token. [worker/shared_memory.py SharedMemory.of_dead] [worker/dead_child.py settle_leases] */
+  /* SIGKILL of a child whose release is not confirmed: its parent releases by the noted token. [worker/shared_memory.py SharedMemory.of_dead] [worker/dead_child.py release_leases] */
   :: d_step { c[me].at == IDLE && c[me].owed != NOTHING && UP ->
 #ifndef NOTE_FORGOTTEN
       if
@@ -621,7 +621,7 @@ end:
       c[me].owed_token = 0;
       settle_release(NOTHING) }
 
-  /* The same, later or never; or the child's own request arrives later. [worker/dead_child.py settle_leases] */
+  /* The same, later or never; or the child's own request arrives later. [worker/dead_child.py release_leases] */
   :: d_step { HAPPENS(c[me].at == IDLE && c[me].owed != NOTHING) ->
       stray_of(RELEASE, c[me].owed_token);
       c[me].owed_token = 0;
@@ -653,7 +653,7 @@ end:
       c[me].stray = NOTHING;
       c[me].stray_token = 0 }
 
-  /* SIGKILL of a child: its parent releases by the noted token, now or later. [worker/shared_memory.py SharedMemory.note] [worker/shared_memory.py SharedMemory.of_dead] [worker/dead_child.py settle_leases] */
+  /* SIGKILL of a child: its parent releases by the noted token, now or later. [worker/shared_memory.py SharedMemory.note] [worker/shared_memory.py SharedMemory.of_dead] [worker/dead_child.py release_leases] */
   :: d_step { c[me].at == CHECKED -> end_with(AT_ONCE) }
   :: d_step { c[me].at == CHECKED -> end_with(LATER) }
 

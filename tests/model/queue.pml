@@ -38,7 +38,7 @@
  * entry or a marker (a failover without the last writes), or everything, once.
  *
  * Must-fail variants, each a protection taken out: HEAD_NOT_STORED, PASSED_OVER, ATTEMPT_0,
- * BEGUN_UNCHECKED, NOTE_STRUCK_EARLY, ABSENT_IS_ENDED, NO_HEAD_CHECK, NO_SWEEP, LAST_PLUS_ONE,
+ * BEGUN_UNCHECKED, NOTE_ERASED_EARLY, ABSENT_IS_ENDED, NO_HEAD_CHECK, NO_SWEEP, LAST_PLUS_ONE,
  * JOIN_IN_TWO, END_WITHOUT_TOKEN, WITHDRAW_WITHOUT_MARKER, RETRY_OVERWRITES, RESULT_LAST. WITNESS
  * is no protection: it states that the two calls never both end with all faults spent, which is false.
  */
@@ -230,7 +230,7 @@ inline end_it() {
       hint_next();
       w[me].reply = v;
       v = 0;
-#ifndef NOTE_STRUCK_EARLY
+#ifndef NOTE_ERASED_EARLY
       noted[me] = w[me].reply
 #endif
   :: else
@@ -396,7 +396,7 @@ end:
   :: d_step { w[me].at == ENDING -> end_it(); w[me].at = HINTING; verify() }
   /* The reply to the end is lost, and it is repeated. [stores/redis/lua/queue_release.lua] */
   :: d_step { w[me].at == ENDING && !w[me].again && FAULT; end_it(); w[me].again = 1; verify() }
-  /* The hint of the next is published; then the note is struck. [publish/queue.py publish_hint] */
+  /* The hint of the next is published; then the note is erased. [publish/queue.py publish_hint] */
   :: d_step { w[me].at == HINTING ->
       if :: w[me].reply != NO_CALL -> publish(w[me].reply, stored[w[me].reply]) :: else fi;
       noted[me] = NO_CALL;

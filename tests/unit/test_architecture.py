@@ -30,7 +30,7 @@ def test_the_diagram_shows_every_folder_and_file_of_the_package() -> None:
 
 def test_the_page_names_the_way_of_a_message() -> None:
     assert len(REFERENCES) > 25
-    assert {"task/run.py TaskRun.settle", "core/locker.py Locker.acquire"} <= set(REFERENCES)
+    assert {"task/run.py TaskRun.finish", "core/locker.py Locker.acquire"} <= set(REFERENCES)
 
 
 def test_a_function_that_is_gone_is_noticed() -> None:

@@ -133,12 +133,12 @@ def test_a_sweep_says_when_it_is_needed_again(bench: Bench) -> None:
     pause = bench.heartbeat.sweep()
     assert pause is not None
     assert 18 <= pause <= 20
-    bench.heartbeat.discard(lease)
+    bench.heartbeat.stop(lease)
     assert bench.heartbeat.sweep() is None
 
 
 def test_after_a_body_the_heartbeat_sweeps_once_more_and_then_rests(bench: Bench) -> None:
-    bench.heartbeat.discard(bench.hold(ttl=60))
+    bench.heartbeat.stop(bench.hold(ttl=60))
     assert bench.heartbeat.sweep() == pytest.approx(18)  # a third of it, less the jitter
     bench.clock.advance(18)
     assert bench.heartbeat.sweep() is None
@@ -182,7 +182,7 @@ def test_what_was_confirmed_is_asked_for_no_more(bench: Bench) -> None:
 
 def test_what_is_not_renewed_has_no_turn_to_be_asked_for(bench: Bench) -> None:
     lease = bench.hold(ttl=60)
-    bench.heartbeat.discard(lease)
+    bench.heartbeat.stop(lease)
     assert not bench.heartbeat.let_go(lease)
 
 
@@ -282,7 +282,7 @@ def test_a_reply_is_awaited_for_a_sixth_of_the_shortest_ttl(bench: Bench) -> Non
 
 def test_a_discarded_lease_is_renewed_no_more(bench: Bench) -> None:
     lease = bench.hold(ttl=3)
-    bench.heartbeat.discard(lease)
+    bench.heartbeat.stop(lease)
     assert len(bench.heartbeat) == 0
     bench.advance(10)
     assert bench.store.batches == []
@@ -523,7 +523,7 @@ def test_a_lease_that_an_operator_released_is_lost_with_author_and_reason(bench:
 def test_the_note_on_an_earlier_holder_of_a_key_explains_no_later_loss(bench: Bench) -> None:
     earlier = bench.hold(ttl=60)
     assert bench.store.free(earlier.key, None, BY)
-    bench.heartbeat.discard(earlier)
+    bench.heartbeat.stop(earlier)
     lease = bench.hold(ttl=60)
     bench.store.free(lease.key, None)
     bench.advance(20)
@@ -704,7 +704,7 @@ def test_the_reply_for_a_lease_released_meanwhile_is_ignored(bench: Bench) -> No
     bench.clock.advance(2)
 
     def release() -> None:
-        bench.heartbeat.discard(lease)
+        bench.heartbeat.stop(lease)
         bench.store.release(Release(keys=(lease.key,), token=lease.token), timeout=1)
 
     before = lease.valid_until
@@ -720,7 +720,7 @@ def test_a_loss_for_a_lease_released_meanwhile_is_ignored(bench: Bench) -> None:
     lease = bench.hold(ttl=6)
     bench.store.free(lease.key, None)
     bench.clock.advance(2)
-    bench.store.before_reply = lambda: bench.heartbeat.discard(lease)
+    bench.store.before_reply = lambda: bench.heartbeat.stop(lease)
     bench.heartbeat.sweep()
     assert bench.lost == []
     assert lease.loss is None
@@ -833,7 +833,7 @@ def test_one_thread_renews_all_leases_and_rests_when_there_are_none() -> None:
     # Two and a half ttl: a pipeline each ttl/3, and one at most for each thread at the start.
     assert len(store.batches) <= 20
     for lease in leases:
-        heartbeat.discard(lease)
+        heartbeat.stop(lease)
     count = len(store.batches)
     assert not lost.wait(ttl)
     assert len(store.batches) <= count + 1
@@ -863,7 +863,7 @@ def test_bodies_that_are_short_do_not_wake_the_thread_one_by_one(waits: bool) ->
             # Only what would be due sooner than all before it wakes the thread: of 300 random
             # times that is so for six, and for 30 about never.
             if waits:
-                heartbeat.discard(lease)
+                heartbeat.stop(lease)
             else:
                 assert heartbeat.let_go(lease)
             if number % 2:
@@ -875,7 +875,7 @@ def test_bodies_that_are_short_do_not_wake_the_thread_one_by_one(waits: bool) ->
         urgent = hold(store, clock, heartbeat, "urgent", 0.3, None, lambda lease: None)
         was_valid_until = urgent.valid_until
         wait_until(lambda: urgent.valid_until > was_valid_until, "it is renewed")
-        heartbeat.discard(urgent)
+        heartbeat.stop(urgent)
     finally:
         heartbeat.close()
 
@@ -890,7 +890,7 @@ def test_the_thread_reports_a_loss_within_a_heartbeat() -> None:
     store.free(lease.key, None)
     assert lost.wait(6), "the thread slept for the long lease"
     assert lease.lost
-    heartbeat.discard(long)
+    heartbeat.stop(long)
     heartbeat.close()
 
 
@@ -912,7 +912,7 @@ def test_the_thread_survives_an_unforeseen_failure(
     assert not lost.wait(2.0)
     assert not lease.lost
     assert "unexpected error of the store" in caplog.text
-    heartbeat.discard(lease)
+    heartbeat.stop(lease)
     heartbeat.close()
 
 
@@ -934,7 +934,7 @@ def test_the_thread_survives_a_failure_of_the_sweep_itself(
     lease = hold(store, clock, heartbeat, "a", 60, None, lambda lease: None)
     assert again.wait(10), "no lease of this process would be renewed any more"
     assert "the heartbeat failed; it goes on" in caplog.text
-    heartbeat.discard(lease)
+    heartbeat.stop(lease)
     heartbeat.close()
 
 
@@ -965,7 +965,7 @@ def test_leases_that_are_released_during_a_sweep_do_not_end_it(bench: Bench) -> 
 
     def discard() -> None:
         if waiting:
-            bench.heartbeat.discard(waiting.pop())
+            bench.heartbeat.stop(waiting.pop())
 
     kept.valid_until = _Discards(kept.valid_until, discard)
     bench.clock.advance(2)  # a lease that is not due isn't looked at
@@ -996,10 +996,10 @@ def test_one_look_serves_all_watched_leases_until_they_end(monkeypatch: pytest.M
     bench.advance(3.5)
     assert NewerCalls.looks == [[lease.key for lease in watched]] * 3
     assert found == [NewestCall(call_id="newer", called_at=5.0)] * 6
-    bench.heartbeat.discard(watched[0])
+    bench.heartbeat.stop(watched[0])
     bench.advance(1.0)
     assert NewerCalls.looks[3:] == [[watched[1].key]]
-    bench.heartbeat.discard(watched[1])
+    bench.heartbeat.stop(watched[1])
     bench.advance(5.0)
     assert len(NewerCalls.looks) == 4
 
@@ -1031,5 +1031,5 @@ def test_a_closed_heartbeat_renews_what_is_held_and_what_is_added_later_then_end
         heartbeat.close()
         until = lease.valid_until
         wait_until(lambda: lease.valid_until > until + 0.3, "it is renewed")  # noqa: B023
-        heartbeat.discard(lease)
+        heartbeat.stop(lease)
         wait_until(lambda: not heartbeat._running, "the thread has ended")

@@ -89,7 +89,7 @@ class LeaseNotes:
 
     def freeing(self, token: str) -> None: ...
 
-    def strike(self, token: str) -> None:
+    def erase(self, token: str) -> None:
         self.held.pop(token, None)
 
 

@@ -441,9 +441,9 @@ def test_a_stopped_childs_lease_is_kept_for_it_will_wake_up_believing_in_it(benc
     child.kill()
 
 
-def test_a_settled_childs_lease_is_not_renewed(bench: Bench) -> None:
+def test_an_emptied_childs_lease_is_not_renewed(bench: Bench) -> None:
     child, key = in_a_child(bench)
-    bench.record.settle(child.pid)
+    bench.record.empty(child.pid)
     bench.beat(2 * TTL)
     assert bench.store.batches == []
     assert bench.store.inspect(key) is None
@@ -758,7 +758,7 @@ def test_a_childs_own_forks_wait_for_no_parent_heartbeat(
         os.waitpid(grandchild, 0)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    live.heartbeat.discard(lease)
+    live.heartbeat.stop(lease)
     live.heartbeat.close()
 
 

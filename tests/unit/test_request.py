@@ -18,7 +18,7 @@ from celery_singleton_lock.policy import Unique
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing.contract.steps import publish, record_of, take
-from celery_singleton_lock.worker.dead_child import settle_leases
+from celery_singleton_lock.worker.dead_child import release_leases
 from celery_singleton_lock.worker.request import SingletonRequestMixin
 from celery_singleton_lock.worker.shared_memory import SharedMemory
 from tests.unit.pool_child import Child
@@ -75,7 +75,7 @@ def test_a_release_that_was_not_confirmed_is_the_parents_when_the_child_dies(
     key, token = sync.lock_key("earlier"), Token("earlier", 0, 0, "n1")
     take(parent.store, key, token)
     child = Child(0, lambda: parent.record.note((key,), str(token), 60.0))
-    settle_leases(Request("now", child.kill(), parent.claim_of("now")), None)
+    release_leases(Request("now", child.kill(), parent.claim_of("now")), None)
     assert parent.store.inspect(key) is None
 
 
@@ -92,7 +92,7 @@ def test_an_earlier_message_that_is_still_written_down_has_no_part_in_this_ones_
         parent.record.note((sync.lock_key("earlier"),), str(token), 60.0, earlier.key)
 
     request: Any = Request("now", Child(0, life).kill(), now)
-    settle_leases(request, None, comes_back)
+    release_leases(request, None, comes_back)
     assert record_of(parent.store, earlier.key).token == token.call_id
     found = parent.store.inspect(now.key)
     if comes_back:

@@ -140,7 +140,7 @@ def abandoned_block(app: Celery, is_over: IsOver) -> None:
     locker = Runtime.of(app).locker
 
     def release(lease: Lease, *_: Any) -> None:
-        locker.heartbeat.discard(lease)
+        locker.heartbeat.stop(lease)
         logging.getLogger("celery_singleton_lock").warning("released")
 
     block = hold("k", scope="s", app=app)

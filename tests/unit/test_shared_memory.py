@@ -47,8 +47,8 @@ def test_what_was_given_back_is_not_read() -> None:
     def life() -> None:
         record.note(("key-1",), "a", 60)
         record.note(("key-2",), "b", 60)
-        record.strike("a")
-        record.strike("unknown")
+        record.erase("a")
+        record.erase("unknown")
 
     assert held_by_a_killed_child(record, 0, life) == [LeaseNote(("key-2",), "b", 60)]
 
@@ -75,11 +75,11 @@ def test_children_do_not_see_each_other() -> None:
         ]
 
 
-def test_a_settled_child_is_forgotten_and_the_others_are_not() -> None:
+def test_an_emptied_child_is_forgotten_and_the_others_are_not() -> None:
     record = SharedMemory()
     first = Child(0, lambda: record.note(("a",), "a", 60)).kill()
     second = Child(0, lambda: record.note(("b",), "b", 60)).kill()
-    record.settle(first)
+    record.empty(first)
     assert notes_of_dead(record, first) == []
     assert notes_of_dead(record, second) == [LeaseNote(("b",), "b", 60)]
 
@@ -129,7 +129,7 @@ def test_children_that_ended_with_nothing_held_use_up_no_room() -> None:
 
     def worked() -> None:
         record.note(("k",), "t", 60)
-        record.strike("t")
+        record.erase("t")
 
     for _ in range(10):
         Child(0, worked).kill()
@@ -158,7 +158,7 @@ def test_a_child_without_a_row_works_without_one(index: int | None) -> None:
 
     def life() -> None:
         record.note(("k",), "t", 60)
-        record.strike("t")
+        record.erase("t")
         record.note(("k",), "t", 60)
 
     assert notes_of_dead(record, Child(index, life).kill()) == []
@@ -238,7 +238,7 @@ def test_more_than_fits_is_left_to_the_ttl_and_what_fits_later_is_written() -> N
         for number in range(40):
             record.note(("k" * 200,), f"t{number}", 60)
         for number in range(38):
-            record.strike(f"t{number}")
+            record.erase(f"t{number}")
 
     held = held_by_a_killed_child(record, 0, life)
     assert [one.token for one in held] == ["t38", "t39"]
@@ -267,7 +267,7 @@ def test_a_child_killed_at_any_moment_leaves_a_record_that_can_be_read() -> None
             os.write(pid_pipe[1], os.getpid().to_bytes(8, "little"))
             while True:
                 record.note(("key" * 30,), "t|0.0|n", 60)
-                record.strike("t|0.0|n")
+                record.erase("t|0.0|n")
 
     whole = [LeaseNote(("key" * 30,), "t|0.0|n", 60)]
     with open_pipe() as pid_pipe:
@@ -277,7 +277,7 @@ def test_a_child_killed_at_any_moment_leaves_a_record_that_can_be_read() -> None
             os.kill(grandchild, signal.SIGKILL)
             child.kill()
             assert notes_of_dead(record, grandchild) in ([], whole)
-            record.settle(grandchild)
+            record.empty(grandchild)
 
 
 def test_threads_that_note_at_once_do_not_fail() -> None:
@@ -293,7 +293,7 @@ def test_threads_that_note_at_once_do_not_fail() -> None:
             try:
                 for number in range(2000):
                     record.note((name,), f"{name}{number % 7}", 60)
-                    record.strike(f"{name}{number % 7}")
+                    record.erase(f"{name}{number % 7}")
             except BaseException as exc:
                 failures.append(exc)
 

@@ -41,8 +41,8 @@ from ...core.key import Keyspace
 from ...core.lease import Kind, Lease, LossReason, Token
 from ...core.store import (
     ARGUMENTS_FOR,
+    CLAIM_NOT_CHANGED,
     RENEWED,
-    UNSETTLED,
     Acquire,
     Capabilities,
     ClaimChange,
@@ -417,7 +417,7 @@ class ClusterStore(RedisStore):
         alone = replace(request, claim=None, frees_claim=False, refused_if_claimed=False)
         reply = super().acquire(alone, timeout=timeout)
         if isinstance(reply, Granted):
-            self._settle_remote(request.token, replace(claim, arguments=""), timeout)
+            self._change_remote(request.token, replace(claim, arguments=""), timeout)
             if claim.arguments:  # the claim is free, so no call replaces them any more
                 kept = ("PEXPIRE", claim.arguments, scripts.milliseconds(ARGUMENTS_FOR))
                 get = ("GET", claim.arguments)
@@ -425,7 +425,7 @@ class ClusterStore(RedisStore):
                 arguments = found and found.split(b" ", 2)[2]  # after two times, see replace.lua
                 return GrantedArguments(key=reply.key, fence=reply.fence, arguments=arguments)
         elif request.frees_claim and reply.relation is Relation.OTHER:
-            self._settle_remote(request.token, replace(claim, phase=None), timeout)
+            self._change_remote(request.token, replace(claim, phase=None), timeout)
         return reply
 
     def release(self, request: Release, *, timeout: float) -> ReleaseReply:
@@ -438,7 +438,7 @@ class ClusterStore(RedisStore):
         reply = super().release(replace(request, claim=None), timeout=timeout)
         frees = reply is not ReleaseReply.DUPLICATE and claim.phase is None
         if frees or (reply is ReleaseReply.OURS and not is_kept):
-            self._settle_remote(request.token, claim, timeout)
+            self._change_remote(request.token, claim, timeout)
         return reply
 
     def release_async(self, request: Release, *, timeout: float, on_reply: OnReply) -> bool:
@@ -451,7 +451,7 @@ class ClusterStore(RedisStore):
         if claim is None:
             return super().mark(request, timeout=timeout)
         super().mark(replace(request, claim=None), timeout=timeout)
-        return self._settle_remote(request.token, claim, timeout)
+        return self._change_remote(request.token, claim, timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         shards: dict[str, list[Lease]] = {}
@@ -516,13 +516,14 @@ class ClusterStore(RedisStore):
         records = [self._read(slot, timeout) for slot in request.slots]
         return any(record is not None and record.token == str(request.token) for record in records)
 
-    def _settle_remote(self, token: Token, change: ClaimChange, timeout: float) -> None:
+    def _change_remote(self, token: Token, change: ClaimChange, timeout: float) -> None:
         arguments = [token.call_id, scripts.phase_of(change), scripts.milliseconds(change.ttl), "y"]
         command = scripts.CHANGE_CLAIM.command(scripts.keys_of(change), arguments)
 
         def give_up(why: object) -> None:
-            # Exclusion depends on the lease only. An unsettled claim delays calls until it expires.
-            logger.warning(UNSETTLED, change.key, why, change.key)
+            # Exclusion depends on the lease only. A claim that is not changed delays calls until it
+            # expires.
+            logger.warning(CLAIM_NOT_CHANGED, change.key, why, change.key)
 
         try:
             self._run(command, timeout)

@@ -6,7 +6,7 @@ Overview
     until the answers decide. ``votes`` has the decisions, ``fanout`` the threads and queues.
     Sequence of an acquire::
 
-        t0 -> send to all --majority--> in time? -> settle the claim on all -> Granted
+        t0 -> send to all --majority--> in time? -> change the claim on all -> Granted
                |   |   |                  +-- no --> give back on all -> StoreUnavailable
                |   |   +-- another holder has a majority, or a node knows (done, duplicate ...)
                |   |                    -> give back on all -> Refused
@@ -384,7 +384,7 @@ class RedlockStore(Store):
                 lambda node: node.take_claim(claim), timeout, partial(votes.acquired, slots)
             )
         if request.claim is not None or slots != request.slots:
-            # The claim is settled after the vote: a grant by a minority must not free it.
+            # The claim is changed after the vote: a grant by a minority must not free it.
             request = replace(request, slots=slots, frees_claim=False, keeps_claim=True)
         return self._acquire(request, timeout)
 
@@ -423,7 +423,7 @@ class RedlockStore(Store):
             self._undo(Release(keys=unused, token=request.token), 0)
         problem = ""
         if request.claim is not None:
-            # The same token acquires the lease again on all nodes, so that a majority settles the
+            # The same token acquires the lease again on all nodes, so that a majority changes the
             # claim.
             again = replace(
                 request, slots=(granted.key,), refused_if_claimed=False, frees_claim=False

@@ -1,4 +1,4 @@
-"""Contract of claims: claim, take-over, settling, and changes by requests of a lease."""
+"""Contract of claims: take, take over, change, and changes by requests of a lease."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class ClaimContract(Part):
         _, claim, _ = do.published(store, first)
         for other in (second, unnamed):
             assert do.take_claim(store, claim, other) is not None
-            do.settle(store, other, claim, None)
+            do.change(store, other, claim, None)
         assert do.record_of(store, claim).token == first.call_id
 
     def test_claims_do_not_exclude_each_other_nor_the_lease_beside_them(self, store: Store) -> None:
@@ -133,10 +133,10 @@ class ClaimContract(Part):
                 other = Token(task_id + "x", 0, 0, "n", call)
                 refused = do.not_admitted(store, claim, other, wants_ttl=wants_ttl)
                 assert refused.token == token.call_id
-                do.settle(store, token, claim, Phase.RETRYING)
+                do.change(store, token, claim, Phase.RETRYING)
                 assert do.record_of(store, claim).phase is Phase.RETRYING
                 assert do.take_claim(store, claim, other, instead_of=token.call_id) is None
-                do.settle(store, other, claim, None)
+                do.change(store, other, claim, None)
                 assert store.inspect(claim) is None
 
     def test_publishers_of_any_characters_come_back(self, store: Store) -> None:
@@ -145,7 +145,7 @@ class ClaimContract(Part):
             _, claim = do.new_claim()
             token = do.new_token()
             do.take_claim(store, claim, token, holder=holder, wants_ttl=wants_ttl)
-            do.settle(store, token, claim, Phase.RETRYING)
+            do.change(store, token, claim, Phase.RETRYING)
             assert do.record_of(store, claim).holder == holder
             record = do.not_admitted(store, claim, wants_ttl=wants_ttl)
             assert record.holder == holder
@@ -187,7 +187,7 @@ class ClaimContract(Part):
         assert (record.kind, record.token) == (Kind.LEASE, str(token))
         assert do.take_claim(store, key, do.new_token(), instead_of=token.call_id) is not None
         for phase in (None, *Phase):
-            do.settle(store, token, key, phase, self.SHORT)
+            do.change(store, token, key, phase, self.SHORT)
         assert do.is_held(store, key, token)
 
     def test_a_claim_in_the_leases_key_is_reported_and_left_alone(self, store: Store) -> None:
@@ -203,45 +203,45 @@ class ClaimContract(Part):
 
     # --- change_claim ----------------------------------------------------------------------------
 
-    def test_a_claim_is_settled_by_any_delivery_of_its_task(self, store: Store) -> None:
+    def test_a_claim_is_changed_by_any_delivery_of_its_task(self, store: Store) -> None:
         for before in (Phase.QUEUED, Phase.RETRYING):
             for after in Phase:
                 _, claim, token = do.published(store, phase=before)
                 other_delivery = do.new_token(token.task_id, retries=1)
-                do.settle(store, other_delivery, claim, after, 2 * LONG)
+                do.change(store, other_delivery, claim, after, 2 * LONG)
                 assert do.is_claimed(store, claim, token, after, 2 * LONG)
-            do.settle(store, token, claim, Phase.QUEUED)
+            do.change(store, token, claim, Phase.QUEUED)
 
-    def test_a_settled_claim_may_end_sooner_or_at_once(self, store: Store) -> None:
+    def test_a_changed_claim_may_end_sooner_or_at_once(self, store: Store) -> None:
         _, claim, token = do.published(store, ttl=2 * LONG)
-        do.settle(store, token, claim, Phase.RETRYING, LONG)
+        do.change(store, token, claim, Phase.RETRYING, LONG)
         assert do.record_of(store, claim).ttl <= LONG
-        do.settle(store, token, claim, None)
+        do.change(store, token, claim, None)
         assert store.inspect(claim) is None
 
     def test_a_running_tasks_claim_is_left_to_its_lease(self, store: Store) -> None:
         _, claim, token = do.published(store, phase=Phase.RUNNING)
         for phase in (None, Phase.QUEUED, Phase.RETRYING):
-            do.settle(store, token, claim, phase, self.SHORT)
+            do.change(store, token, claim, phase, self.SHORT)
             assert do.is_claimed(store, claim, token, Phase.RUNNING)
 
     def test_a_running_tasks_claim_is_changed_by_a_change_to_running(self, store: Store) -> None:
         _, claim, token = do.published(store, phase=Phase.RUNNING)
-        do.settle(store, token, claim, Phase.RUNNING, 2 * LONG)
+        do.change(store, token, claim, Phase.RUNNING, 2 * LONG)
         assert do.is_claimed(store, claim, token, Phase.RUNNING, 2 * LONG)
 
-    def test_anothers_claim_is_never_settled(self, store: Store) -> None:
+    def test_anothers_claim_is_never_changed(self, store: Store) -> None:
         for held in Phase:
             _, claim, token = do.published(store, do.new_token("abc"), phase=held)
             for other in ("abcd", "ab", "a.c"):
                 for phase in (None, *Phase):
-                    do.settle(store, do.new_token(other), claim, phase, self.SHORT)
+                    do.change(store, do.new_token(other), claim, phase, self.SHORT)
             assert do.is_claimed(store, claim, token, held)
 
-    def test_a_claim_that_is_gone_is_not_settled_into_being(self, store: Store) -> None:
+    def test_a_claim_that_is_gone_is_not_changed_into_being(self, store: Store) -> None:
         for phase in (None, *Phase):
             _, claim = do.new_claim()
-            do.settle(store, do.new_token(), claim, phase)
+            do.change(store, do.new_token(), claim, phase)
             assert store.inspect(claim) is None
 
     # --- acquire ---------------------------------------------------------------------------------
@@ -434,7 +434,7 @@ class ClaimContract(Part):
     def test_a_renewal_recreates_no_claim(self, store: Store) -> None:
         key, claim = do.new_claim()
         token = do.take(store, key, claim=do.running(claim))
-        do.settle(store, token, claim, Phase.RUNNING, self.SHORT)
+        do.change(store, token, claim, Phase.RUNNING, self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
         assert do.renew_one(store, key, token, LONG, claim) is RENEWED
         assert store.inspect(claim) is None

@@ -181,7 +181,7 @@ def publish(
     token = token or new_token()
     assert take_claim(store, claim, token, ttl=ttl) is None
     if phase is not Phase.QUEUED:
-        settle(store, token, claim, phase, ttl)
+        change(store, token, claim, phase, ttl)
     return token
 
 
@@ -215,7 +215,7 @@ def not_admitted(store: Store, claim: str, token: Token | None = None, **options
     return record
 
 
-def settle(store: Store, token: Token, claim: str, phase: Phase | None, ttl: float = LONG) -> None:
+def change(store: Store, token: Token, claim: str, phase: Phase | None, ttl: float = LONG) -> None:
     store.change_claim(token, ClaimChange(key=claim, phase=phase, ttl=ttl), timeout=TIMEOUT)
 
 

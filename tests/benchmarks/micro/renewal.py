@@ -170,7 +170,7 @@ def _renewed(store: Store, number: int) -> Iterator[None]:
         )
     finally:
         for lease in leases:
-            heartbeat.discard(lease)
+            heartbeat.stop(lease)
         heartbeat.close()
 
 

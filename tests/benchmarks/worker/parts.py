@@ -61,7 +61,7 @@ PARTS: Final = (
     Part(f"{_OURS}.task.run", "TaskRun._make_key", _KEY),
     Part(f"{_OURS}.core.key", "Keyspace.lock", _KEY),
     Part(f"{_OURS}.task.run", "TaskRun.run", "the call, and running the body"),
-    Part(f"{_OURS}.task.run", "TaskRun.settle", "settling: what becomes of the key"),
+    Part(f"{_OURS}.task.run", "TaskRun.finish", "settling: what becomes of the key"),
     Part(f"{_OURS}.core.locker", "Locker.acquire", _LEASE),
     Part(f"{_OURS}.core.locker", "Locker.give_back", _LEASE),
     Part(f"{_OURS}.core.heartbeat", "Heartbeat.add", _HEARTBEAT),
@@ -168,7 +168,7 @@ def install() -> None:
         holder, name, function = find(part.module, part.path)
         timed = watch.around(function, part.name, step=part.step, of_steps=part.of_steps)
         setattr(holder, name, timed)
-    _, _, receiver = find(f"{_OURS}.task.base", "_settle_rest")
+    _, _, receiver = find(f"{_OURS}.task.base", "_finish_rest")
     task_postrun.disconnect(receiver)
     task_postrun.connect(watch.around(receiver, _HOOKS), weak=False)
 
