@@ -94,8 +94,8 @@ class Depth:
     """What waits in the queue of a key.
 
     Attributes:
-        waiting: The number of calls, without one at the head that has begun.
-        oldest_at: When the first of them joined, in seconds since the epoch; None: none waits.
+        waiting: How many calls wait. A call that has begun doesn't count.
+        oldest_at: When the first of them joined, in seconds since the epoch. None if no call waits.
     """
 
     waiting: int

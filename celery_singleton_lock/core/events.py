@@ -14,7 +14,7 @@ logger = logging.getLogger("celery_singleton_lock")
 
 
 class EventName(StrEnum):
-    """The events; docs/reference/events.md describes their data."""
+    """The names of the events."""
 
     ACQUIRED = "acquired"
     # The four ends of a lease.
@@ -54,10 +54,10 @@ class Event:
         key: The lock key.
         task: The task's name; empty for a ``hold()``.
         task_id: The task's id, or the id of the ``hold()``.
-        lease: The grant that the event is about; empty if it is about none. The events of the grant
-            and of its end have the same text.
-        holder: The holder of the key: this task, or on a conflict the other holder.
-        data: Further details: seconds, numbers and words, never task arguments.
+        lease: The lease, or empty if the event isn't about one. It's the same text in all events
+            of one lease.
+        holder: Who holds the key: this task, or after a conflict the other one.
+        data: The data of the event: seconds, numbers and words, never a task's arguments.
     """
 
     name: EventName

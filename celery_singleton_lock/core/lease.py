@@ -246,14 +246,14 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRelease:
-    """Who released a key by hand, and why. Stored next to the key for an hour.
+    """Who released a key by hand, and why. The store keeps it for an hour.
 
     Attributes:
         user: The operator's login.
-        host: The host of the operator's process.
-        reason: The operator's words; may be empty.
-        at: Seconds since the epoch.
-        token: The token that held the key; the store adds it.
+        host: The operator's host.
+        reason: Why, in the operator's words. It may be empty.
+        at: When, in seconds since the epoch.
+        token: The token that held the key. The store adds it.
     """
 
     user: str

@@ -1,6 +1,6 @@
-"""Who holds what, and why a task did not run: `celery singleton ls`, `watch`, `explain` and others.
+"""See who holds a key and why a task did not run, and free keys, as `celery singleton` does.
 
-The values are frozen. Each function takes the Celery app, and reads the app's store.
+Each function takes the Celery app and uses the app's store. The objects that you get are frozen.
 """
 
 from __future__ import annotations

@@ -67,16 +67,16 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The fate of one task.
+    """What became of a task.
 
     Attributes:
-        task_id: Its id.
-        fate: The fate.
-        sentences: What is known of it, for people.
+        task_id: The task's id.
+        fate: What became of it, in one word.
+        sentences: What is known about it, and what you can do, for people.
         state: Celery's state of the result.
-        key: The key that it held, wanted or wants; None: unknown.
-        holder: Who has, or had, that key instead: ``task``, ``task_id`` and ``worker``; empty: the
-            task itself, or unknown.
+        key: The key that the task held or wants. None if unknown.
+        holder: Who has, or had, that key instead: ``task``, ``task_id`` and ``worker``. Empty if
+            it's the task itself, or unknown.
     """
 
     task_id: str
@@ -96,15 +96,15 @@ class _Verdict:
 
 
 def explain(app: Celery, task_id: str, *, timeout: float = 1.0) -> Explanation:
-    """The fate of the task of this id.
+    """Find out what became of a task, as ``celery singleton explain`` does.
 
     Args:
-        app: The app. Keys are computed with its tasks.
-        task_id: The id.
-        timeout: Seconds to wait for the replies of workers, unless the result is final.
+        app: The app. It must have the task, because the key is computed with it.
+        task_id: The task's id.
+        timeout: How long to wait for replies of workers, in seconds, if there is no final result.
 
     Raises:
-        StoreError: The store refuses the request, or does not answer.
+        StoreError: The store refused the request, or can't be reached.
     """
     app.loader.import_default_modules()
     facts = gather(app, task_id, timeout=timeout)

@@ -54,25 +54,24 @@ class HeldKey:
     """A key that is held or claimed, and its holder.
 
     Attributes:
-        key: The full name.
+        key: The full key.
         state: ``running``, ``reserved for a retry``, ``reserved for a waiting client``,
             ``cooldown``, ``being killed``, or ``claim, <phase>``. It is ``free`` if nothing holds
-            the key but calls are in its queue; the next of them is ``task_id``.
-        phase: The phase of a claim (``queued``, ``running``, ``retrying``; ``published`` for the
-            claim of a period); None: the key is no claim.
+            the key but calls wait in its queue. Then ``task_id`` is the next of them.
+        phase: For a claim, ``queued``, ``running``, ``retrying`` or ``published``; else None.
         task: The task's name; empty for a ``hold()``.
-        task_id: The task's id, or the id of the ``hold()``; empty for a key that is reserved for a
-            waiting client.
-        worker: The worker's name, outside workers the host's. For a claim, the caller's.
-        pid: The process. For a claim, the caller's.
-        since: The time of the acquisition; for a claim, of the publication; None: unknown.
-        ttl: Seconds until the key expires unless it is renewed.
-        fence: The fencing token; None: this key has none.
-        token: The token that a release compares.
-        waiting: The number of clients in the wait queue; None: not counted, or not known.
-        calls: The number of calls that wait in its queue; None: not counted, or not known.
-        oldest_call: When the first of these calls joined; None: none waits.
-        call_ttl: The ttl of a lease whose call sets it, in seconds; None: it is that of the task.
+        task_id: The task's id, or the id of the ``hold()``. It is empty if the key is reserved for
+            a waiting client.
+        worker: The worker's name, or the host's outside of workers. For a claim, the caller's.
+        pid: The process id of the holder. For a claim, the caller's.
+        since: When the key was acquired, or the claimed call was sent. None if unknown.
+        ttl: In how many seconds the key expires unless it is renewed.
+        fence: The fencing token, or None if the key has none.
+        token: The token to pass to ``release``.
+        waiting: How many clients are in the wait queue. None if you didn't ask for it.
+        calls: How many calls wait in the queue of the key. None if you didn't ask for it.
+        oldest_call: When the first of these calls joined the queue. None if no call waits.
+        call_ttl: The ttl that the call has set, in seconds. None if it uses the task's.
     """
 
     key: str
@@ -93,11 +92,11 @@ class HeldKey:
 
     @classmethod
     def of(cls, record: Record, depth: Depth | None = None) -> HeldKey:
-        """The readable form of the store's ``record``.
+        """Make a ``HeldKey`` of a record of the store.
 
         Args:
             record: The record.
-            depth: What waits in the queue of the key; None: it was not counted.
+            depth: What waits in the queue of the key. None if it was not counted.
         """
         holder = record.holder
         calls, oldest = _calls_in(depth, is_claim=record.phase is not None)
@@ -129,19 +128,19 @@ class HeldKey:
 
     @property
     def is_claim(self) -> bool:
-        """Whether the key is the claim of a message, which keeps no run out."""
+        """Whether this is the claim of a message, which does not prevent a run."""
         return self.phase is not None
 
 
 def overdue(claim: HeldKey, unique_for: float | None, now: datetime) -> float:
-    """Seconds since which the message of a ``claim`` should have begun; 0: it is in time.
+    """Return for how many seconds the message of a claim is overdue, or 0 if it isn't.
 
-    It waits in its queue behind others, or it is lost (a purged queue), and its claim answers equal
-    calls until it expires. A message is overdue after a tenth of that time.
+    An overdue message waits in its queue behind others, or it is lost (a purged queue). A message
+    is overdue after a tenth of its task's ``unique_for``.
 
     Args:
-        claim: The key; 0 if it is no claim, or one that ends with its period only.
-        unique_for: Seconds after which the claim of a message that is due expires; None: unknown.
+        claim: The claim. The result is 0 for other keys, and for a claim of ``"until_expired"``.
+        unique_for: The task's ``unique_for``, in seconds. The result is 0 without it.
         now: The time at which the key was read.
     """
     if unique_for is None or claim.since is None or claim.phase not in _QUEUED:
@@ -162,7 +161,7 @@ def policies_by_task(app: Celery) -> dict[str, Policy]:
 
 
 def unique_for_by_task(app: Celery) -> dict[str, float]:
-    """The ``unique_for`` of each singleton task, in seconds, by name; a call may set another."""
+    """Return the ``unique_for`` of each singleton task, in seconds, by the task's name."""
     return {name: policy.unique_for for name, policy in policies_by_task(app).items()}
 
 
@@ -186,16 +185,16 @@ SORT_KEYS: Final[dict[SortBy, Callable[[HeldKey], tuple[float | str, ...]]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """The keys to list: those for which all given conditions are true.
+    """Which keys to list: those that meet all conditions.
 
     Attributes:
         pattern: A part of the key, or a glob (``*``, ``?``, ``[...]``) for the whole key, with or
-            without its prefix; as stored or as plain text.
+            without its prefix.
         task: The name of the task.
         scope: The scope of the key.
         task_id: The id of the task.
-        older_than: Seconds for which the key has been held at least.
-        waiting: Whether clients or calls must be waiting for the key.
+        older_than: For how many seconds the key must have been held.
+        waiting: True lists only keys for which clients or calls wait.
     """
 
     pattern: str = ""
@@ -206,7 +205,7 @@ class Filter:
     waiting: bool = False
 
     def of(self, records: Iterable[Record], now: float) -> Iterator[Record]:
-        """The matching ``records``; ``waiting`` is not examined."""
+        """Return the records that match. This ignores ``waiting``."""
         matches = self.matcher()
         return (
             record
@@ -218,7 +217,7 @@ class Filter:
         )
 
     def matcher(self) -> Callable[[str], bool]:
-        """Whether the name of a key is that of a matching one."""
+        """Return a function that says whether a key matches ``pattern`` and ``scope``."""
         matches, scope = names.matcher(self.pattern), self.scope
         return lambda key: matches(key) and (not scope or names.is_in_scope(key, scope))
 
@@ -232,21 +231,21 @@ def held_keys(
     counts_calls: bool = False,
     report: Callable[[str, str], None] = lambda key, reason: None,
 ) -> Iterator[HeldKey]:
-    """The keys that are held or claimed.
+    """List the keys that are held or claimed.
 
     Args:
         app: The app.
-        conditions: Which of them; None: all.
-        sort: The order. Any but KEY reads all keys first.
-        counts_waiting: Whether to count the waiting clients of each key.
-        counts_calls: Whether to count the calls in the queue of each key. Then free keys with such
-            calls are listed too.
-        report: Called with each key under the app's prefix that another program wrote, and the
+        conditions: Which keys to list. By default all.
+        sort: The order. All but ``KEY`` read all keys before the first is returned.
+        counts_waiting: True counts the waiting clients of each key.
+        counts_calls: True counts the calls in the queue of each key, and also lists free keys with
+            such calls.
+        report: Is called with each key that another program wrote under the app's prefix, and the
             problem with it.
 
     Raises:
-        StoreError: The store refuses the request, or does not answer.
-        SingletonLockError: The store knows no waiting clients, but they are needed.
+        StoreError: The store refused the request, or can't be reached.
+        SingletonLockError: You ask for waiting clients, but the store doesn't know them.
     """
     runtime, conditions = Runtime.of(app), conditions or Filter()
     records = runtime.store.survey(runtime.keyspace.match_all(), report)
@@ -263,14 +262,15 @@ def held_keys(
 
 
 def find_key(app: Celery, name: str) -> HeldKey | None:
-    """The key that ``name`` means: in full, without ``csl:{...}:``, or also without its scope.
+    """Find a key that is held, by its full name or a short one.
 
-    The name may be percent-encoded, as it is stored, or the plain text that `hold()` takes. The
-    slot may be omitted, as ``task.lock_key()`` omits it for a task with ``limit`` above 1. A claim
-    must be named with everything after ``csl:{...}:``, because its name ends like its lease's.
+    You can leave out ``csl:{...}:``, or that and the scope. The name may be percent-encoded or
+    plain text, and may omit the slot of a task with ``limit`` above 1. Name a claim with everything
+    after ``csl:{...}:``.
 
     Returns:
-        None: no key of that name is held. `can_be_a_key` says whether it is free or unknown.
+        The key, or None if no such key is held. Then ``can_be_a_key`` says whether a task can
+        have it.
 
     Raises:
         AmbiguousKey: ``name`` is the short name of several keys.
@@ -296,7 +296,7 @@ def find_key(app: Celery, name: str) -> HeldKey | None:
 
 
 def find_task(app: Celery, task_id: str) -> HeldKey | None:
-    """The key that the task of this id has: its lease, or else its claim; None: it has none.
+    """Find the key that a task holds: its lease, or else its claim. None if it has none.
 
     Raises:
         AmbiguousKey: The task holds several keys.
@@ -311,17 +311,17 @@ def find_task(app: Celery, task_id: str) -> HeldKey | None:
 def release(app: Celery, key: str, token: str | None, *, reason: str = "", user: str = "") -> bool:
     """Release a key that is held, or a claim. Its holder is interrupted at its next heartbeat.
 
-    The fence rises. The message of a claim stays where it is, and runs.
+    The next holder gets a higher fencing token. If you release a claim, its message still runs.
 
     Args:
         app: The app.
-        key: The full name, as in `HeldKey.key`.
-        token: The token that must have the key, as in `HeldKey.token`; None: any.
-        reason: Why, for the holder's log and error; at most 500 characters are kept.
-        user: Who; the login of this process by default.
+        key: The full key, as in ``HeldKey.key``.
+        token: ``HeldKey.token``: another holder keeps the key. None releases it from any holder.
+        reason: Why you release it, for the holder's log and error; cut to 500 characters.
+        user: Who releases it. By default the login of this process.
 
     Returns:
-        Whether the key was released. If not, it is free or another token has it.
+        True if the key was released, False if it's free or another token has it.
     """
     runtime = Runtime.of(app)
     at = runtime.clock.wall()
@@ -384,7 +384,7 @@ def _with_calls(app: Celery, conditions: Filter, records: Iterable[Record]) -> I
 
 
 def with_calls(app: Celery, held: HeldKey | None, name: str) -> HeldKey | None:
-    """The key that was found for ``name``, with its waiting calls; a free key if it has any.
+    """Add the number of waiting calls to a key, or find a free key for which calls wait.
 
     Raises:
         AmbiguousKey: Nothing holds the key, and ``name`` is the short name of several queues.

@@ -21,7 +21,7 @@ _KEYS_OF_BEAT: Final = "celery.beat:{name}"
 
 
 class AmbiguousKey(SingletonLockError):
-    """A short name of several keys, whose full names are in ``keys``."""
+    """A short name fits several keys. Their full names are in ``keys``."""
 
     def __init__(self, message: str, keys: Sequence[str] = ()) -> None:
         super().__init__(message, tuple(keys))
@@ -103,9 +103,9 @@ def _without_slot(key: str) -> str:
 
 
 def can_be_a_key(app: Celery, key: str) -> bool:
-    """Whether a task of ``app``, or its Beat, can have ``key``.
+    """Return whether a task of the app, or its Beat, can have this key.
 
-    The store has no record of a free key, so only its spelling shows whether it exists.
+    The store doesn't know free keys, so only the spelling shows whether a key can exist.
     """
     runtime = Runtime.of(app)
     forms, name = forms_of(app), key
@@ -122,7 +122,7 @@ def can_be_a_key(app: Celery, key: str) -> bool:
 
 
 def forms_of(app: Any) -> list[str]:
-    """The forms of the keys of the app's tasks, without prefix; variable parts are in braces."""
+    """Return the forms of the keys of the app's tasks, with variable parts in braces."""
     app.loader.import_default_modules()
     return sorted({_form_of(task) for task in singleton_tasks(app)})
 

@@ -50,17 +50,17 @@ class CallInQueue:
 
     Attributes:
         key: The lock key.
-        position: Its position; 1 is the call that runs, or that runs next.
-        task: The task's name; empty: the store has no message of it, because it never waited.
+        position: The position in the queue. The call at 1 runs, or runs next.
+        task: The task's name. Empty if the store has no message, because the call never waited.
         task_id: The task's id.
         state: ``waiting``, ``published`` (a worker has yet to begin it), ``running`` (or its lease
-            has just ended), or ``leaving`` (it never begins).
-        since: When it joined.
-        copies: How often its message was published.
+            has just ended), or ``leaving`` (it won't run).
+        since: When the call joined the queue.
+        copies: How often its message was sent.
         routing_key: The routing key of its message; with most brokers the name of its queue.
         has_begun: Whether this attempt has begun.
-        broker: The URL, without its password, of the broker of the app that made the call.
-        call_id: The call (``Token.call_id``).
+        broker: The URL of the caller's broker, without the password.
+        call_id: The name of the call in the store (``Token.call_id``).
     """
 
     key: str
@@ -77,7 +77,7 @@ class CallInQueue:
 
     @classmethod
     def of(cls, call: QueuedCall) -> CallInQueue:
-        """The readable form of the store's ``call``."""
+        """Make a ``CallInQueue`` of a call in the store."""
         message = _message_of(call.message)
         return cls(
             key=call.key,
@@ -129,26 +129,26 @@ def depth(app: Celery, key: str) -> Depth:
 
 
 def calls_in_queue(app: Celery, key: str) -> Iterator[CallInQueue]:
-    """The calls in the queue of ``key``, the full name, in the order in which they run.
+    """List the calls in the queue of a key (its full name), in the order in which they run.
 
     Raises:
-        SettingsError: The store keeps no queues.
-        StoreError: The store refuses the request, or does not answer.
+        SettingsError: The store doesn't support queues.
+        StoreError: The store refused the request, or can't be reached.
     """
     # All are read first: if the caller cancels one, the positions of those behind it change.
     return iter([*map(CallInQueue.of, _calls(_queue_of(app), key, _READ_AT_ONCE))])
 
 
 def find_call(app: Celery, task_id: str) -> CallInQueue | None:
-    """The call of this task id that is in a queue; None: none is, or the login may not look."""
+    """Find the queued call with a task id. None if there is none, or the login may not look."""
     return next(_calls_of(_keys_if_allowed(app), [task_id]), None)
 
 
 def find_calls(app: Celery, task_ids: Collection[str]) -> Iterator[CallInQueue]:
-    """The calls of these task ids that are in queues; each queue is searched once.
+    """Find the queued calls with these task ids. Each queue is searched once.
 
     Raises:
-        StoreError: The store refuses the request, or does not answer.
+        StoreError: The store refused the request, or can't be reached.
     """
     return _calls_of(_keys(app), task_ids)
 
@@ -173,11 +173,11 @@ def call_before(app: Celery, call: CallInQueue) -> CallInQueue | None:
 
 
 def find_queue(app: Celery, name: str) -> str | None:
-    """The key that ``name`` means, spelled as for `find_key`; None: no call is in its queue.
+    """Find a key with calls in its queue, by a name as for ``find_key``. None if there is none.
 
     Raises:
         AmbiguousKey: ``name`` is the short name of several keys.
-        StoreError: The store refuses the request, or does not answer.
+        StoreError: The store refused the request, or can't be reached.
     """
     return _queue_named(name, _keys(app))
 
@@ -205,25 +205,25 @@ def _queue_named(name: str, queues: Iterable[tuple[CallQueue, list[str]]]) -> st
 
 
 def cancel(app: Celery, call: CallInQueue, *, reason: str = "", user: str = "") -> bool:
-    """Take a call out of its queue before it begins; REVOKED becomes its result.
+    """Take a call out of its queue before it begins. It's revoked.
 
-    A chord counts it, its claim is freed, and the next call is published if it was at the head. A
-    call that waits for its retry can be cancelled, one that runs can't.
+    Its claim ends, a chord counts it, and if it was the first of its queue, the next call is sent.
+    You can cancel a call that waits for its retry, but not one that runs.
 
     Args:
         app: The app.
         call: The call.
-        reason: Why, for the result.
-        user: Who, for the result; the login of this process by default.
+        reason: Why you cancel it, for the result.
+        user: Who cancels it, for the result. By default the login of this process.
 
     Returns:
-        True if it was taken out, False if it runs or has left the queue.
+        True if the call was taken out, False if it runs or has left the queue.
 
     Raises:
-        SettingsError: The store keeps no queues.
-        StoreError: The store refuses the request, or does not answer. Cancel the call again.
-        Exception: The result backend does not take the result, or does not answer. The call never
-            begins; a worker's look stores its result later, or cancel it again.
+        SettingsError: The store doesn't support queues.
+        StoreError: The store refused the request, or can't be reached. Cancel the call again.
+        Exception: The result backend can't be reached or refused the result. The call doesn't run,
+            and a worker stores its result later.
     """
     runtime, queue = Runtime.of(app), _queue_of(app)
     found = queue.leave(call.key, call.call_id, timeout=MAX_TIMEOUT)

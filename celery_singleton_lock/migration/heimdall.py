@@ -37,7 +37,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
 
 
 class AlreadyQueuedError(Exception):
-    """An equal call is queued or running. As celery-heimdall's."""
+    """An equal call is queued or running. It's like celery-heimdall's."""
 
     def __init__(self, expires_in: float | None = None, likely_culprit: str | None = None) -> None:
         super().__init__(expires_in, likely_culprit)
@@ -104,7 +104,7 @@ class HeimdallTask(Bridge):
         return self.setup_redis()
 
     def setup_redis(self) -> Redis:
-        """As celery-heimdall's hook: the server of the result backend, else of the broker."""
+        """Return a client of the result backend's Redis, or the broker's. You can override it."""
         urls = [self.app.conf.get(name) or "" for name in ("result_backend", "broker_url")]
         for url in urls:
             if url.startswith("redis://"):
@@ -115,7 +115,7 @@ class HeimdallTask(Bridge):
         )
 
     def only_after(self, key: str, seconds: float) -> bool:
-        """As celery-heimdall's: whether ``seconds`` have passed since this was last True."""
+        """Return whether ``seconds`` have passed since this last returned True for ``key``."""
         mine = uuid()
         existing = claim(self.heimdall_redis, key, mine, seconds, None)
         # A client may repeat a request without a reply: the first one has set the key then.

@@ -22,7 +22,7 @@ _BACKENDS: Final = ("celery_once.backends.Redis", "celery_once.backends.redis.Re
 
 
 class AlreadyQueued(Exception):
-    """An equal call is queued or running. As celery-once's, with ``countdown`` and ``message``."""
+    """An equal call is queued or running. Like celery-once's, it has ``countdown``, ``message``."""
 
     def __init__(self, countdown: float) -> None:
         self.message = f"Expires in {countdown} seconds"
@@ -84,7 +84,7 @@ class QueueOnce(Bridge):
         return bool(self.once.get("unlock_before_run", False))
 
     def get_key(self, args: Any = None, kwargs: Any = None) -> str:
-        """As celery-once's: the name of the old key."""
+        """Return the name of celery-once's key for a call."""
         signature = inspect.signature(self.run)
         call: dict[str, Any] = signature.bind(*args or (), **kwargs or {}).arguments
         keys = self.once.get("keys")

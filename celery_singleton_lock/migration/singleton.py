@@ -18,7 +18,7 @@ _BACKEND: Final = "celery_singleton.backends.redis.RedisBackend"
 
 
 class DuplicateTaskError(Exception):
-    """An equal call is queued or running. As celery-singleton's, with ``task_id``."""
+    """An equal call is queued or running. Like celery-singleton's, it has ``task_id``."""
 
     def __init__(self, message: str, task_id: str = "") -> None:
         super().__init__(message, task_id)
@@ -32,9 +32,9 @@ class Singleton(Bridge):
     """``@app.task(base=Singleton, unique_on=["user_id"], lock_expiry=60)``.
 
     Attributes:
-        unique_on: The arguments that make calls equal; None: all.
-        raise_on_duplicate: Whether a duplicate raises; None: as the setting says.
-        lock_expiry: Seconds until a claim expires; None: as the setting says, or never.
+        unique_on: The arguments that make calls equal. By default all.
+        raise_on_duplicate: Whether a duplicate raises an error. By default the setting decides.
+        lock_expiry: In how many seconds a claim expires. By default the setting decides, or never.
     """
 
     abstract = True
@@ -54,7 +54,7 @@ class Singleton(Bridge):
         return Terms(timeout=self._expiry, answer=lambda found: self.on_duplicate(found.task_id))
 
     def on_duplicate(self, existing_task_id: str) -> Any:
-        """As celery-singleton's hook: what a duplicate's caller gets."""
+        """Return what the caller of a duplicate gets. You can override it."""
         raises = self.raise_on_duplicate
         if raises is None:
             raises = self.app.conf.get("singleton_raise_on_duplicate")
@@ -64,7 +64,7 @@ class Singleton(Bridge):
         return self.AsyncResult(existing_task_id)
 
     def generate_lock(self, task_name: str, task_args: Any = None, task_kwargs: Any = None) -> str:
-        """As celery-singleton's: the name of the old key."""
+        """Return the name of celery-singleton's key for a call."""
         args, kwargs = task_args or [], task_kwargs or {}
         if names := self.lock_options()["key"]:
             call = inspect.signature(self.run).bind(*args, **kwargs).arguments
@@ -73,7 +73,7 @@ class Singleton(Bridge):
         return _prefix(self.app) + md5(text.encode(), usedforsecurity=False).hexdigest()
 
     def release_lock(self, task_args: Any = None, task_kwargs: Any = None) -> None:
-        """As celery-singleton's: delete the old key of such a call, whichever call claimed it."""
+        """Delete celery-singleton's key for a call, whoever claimed it."""
         self.old_client().delete(self.old_key(task_args, task_kwargs))
 
     def old_key(self, args: Any, kwargs: Any) -> str:
@@ -89,7 +89,7 @@ class Singleton(Bridge):
 
 
 def clear_locks(app: Celery) -> None:
-    """As celery-singleton's: delete all its keys, also those of calls that are queued or run."""
+    """Delete all of celery-singleton's keys, even those of calls that are queued or running."""
     client = _client(app)
     for key in client.scan_iter(match=f"{_prefix(app)}*"):
         client.delete(key)

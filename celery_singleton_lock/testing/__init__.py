@@ -1,6 +1,6 @@
-"""Tools for users' own tests: an in-memory store with a manual clock, and staged conflicts.
+"""Tools for your own tests: an in-memory store with a manual clock, and staged conflicts.
 
-The pytest plugin of this package provides the fixture ``singleton_store``.
+The pytest plugin of this package has the fixture ``singleton_store``, a :class:`SingletonStore`.
 """
 
 from __future__ import annotations

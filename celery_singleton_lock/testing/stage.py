@@ -28,10 +28,10 @@ __all__ = ["ManualClock", "SingletonStore", "hold_claim", "hold_lock", "is_skipp
 
 
 class ManualClock:
-    """A :class:`~celery_singleton_lock.core.clock.Clock` for tests; ``sleep`` returns at once.
+    """A clock for tests, which you advance by hand. ``sleep`` returns at once.
 
-    While a call sleeps on this clock, the leases of others are renewed, as in production;
-    :meth:`advance` lets leases expire.
+    While a call sleeps on this clock, the leases of others are renewed, as in production. With
+    :meth:`advance`, leases expire.
 
     Args:
         now: The start of the clock for deadlines, in seconds.
@@ -66,7 +66,7 @@ class ManualClock:
         """Advance both clocks by ``seconds``.
 
         Raises:
-            ValueError: ``seconds`` is negative: the clock for deadlines never steps back.
+            ValueError: ``seconds`` is negative.
         """
         if seconds < 0:
             raise ValueError(f"advance({seconds!r}): time doesn't run backwards")
@@ -77,10 +77,10 @@ class ManualClock:
 class SingletonStore:
     """An in-memory store with a manual clock that replaces the store of an app.
 
-    Eager and real calls in this process use it. It needs no server and no waiting.
+    Eager and real calls in this process use it, without a server.
 
     Attributes:
-        clock: The clock; only ``clock.advance(seconds)`` advances it.
+        clock: The clock. Only ``clock.advance(seconds)`` advances it.
         store: The store.
     """
 
@@ -115,7 +115,7 @@ class SingletonStore:
                 Runtime.of(app, eager=eager).locker.heartbeat.sweep()
 
     def held(self) -> list[Record]:
-        """The records of all held keys, without claims, which belong to messages."""
+        """Return the records of all held keys, without claims."""
         records = self.store.scan("*")
         return [record for record in records if record.kind is not Kind.CLAIM]
 
@@ -145,11 +145,11 @@ def hold_lock(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[Lease]:
 def hold_claim(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[AsyncResult[Any]]:
     """Claim the key of ``task.delay(*args, **kwargs)`` as a queued, equal call would.
 
-    Meanwhile every equal call with ``unique``, of any mode, is a duplicate. The claim ends with the
-    block, or before it after the task's ``unique_for``, like that of a message that was lost.
+    Inside the block, every equal call with ``unique`` is a duplicate. The claim ends with the
+    block, or when the task's ``unique_for`` has passed on the clock.
 
     Yields:
-        The result of the queued call, as a duplicate gets it with ``"return_existing"``. It never
+        The result of the queued call, which a duplicate gets with ``"return_existing"``. It never
         becomes ready.
 
     Raises:
@@ -189,8 +189,7 @@ def _key_suffix(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str
 def lose_lease(lease: Lease | None = None, *, app: Celery | None = None) -> Lease:
     """Delete ``lease`` (by default the current one) from the store, as an operator would.
 
-    The holder detects the loss as in production, by its deadline or by a renewal, and its body is
-    interrupted according to its ``on_lost``.
+    The holder notices the loss as in production, and ``on_lost`` applies.
     """
     lost = lease or current_lease()
     chosen = real_app(app)
