@@ -63,7 +63,7 @@ def _read(app: Any, page: str, source: list[str]) -> None:
 
 _OPTION: Final = re.compile(r"(?<![\w`-])--?[a-zA-Z][\w-]*")
 _END_OF_PART: Final = re.compile(r"(?<=[\w)]{4})[_.=:/(](?=(?:&quot;)?\w{4})")
-_LONG: Final = 17  # for a column of a narrow window
+_LONG: Final = 14  # for a column of a narrow window
 _VERY_LONG: Final = 24  # for one of a wide window, too
 
 
