@@ -216,3 +216,20 @@ def test_no_page_is_wider_than_the_window(
         if too_wide := browser.execute_script(_TOO_WIDE):
             found[name] = too_wide[:3]
     assert found == {}
+
+
+# In the browser: the right edges of the text, the list of its headings, and the window.
+_EDGES = """
+    const edge = one => document.querySelector(one).getBoundingClientRect().right;
+    return [edge('article'), edge('.toc-tree'), document.documentElement.clientWidth]
+"""
+
+
+@pytest.mark.parametrize("width", [1200, 1280, 1440])
+def test_the_headings_of_a_page_are_listed_next_to_its_text(
+    browser: Any, site: str, width: int
+) -> None:
+    set_width(browser, width)
+    browser.get(f"{site}/reference/options.html")
+    text, headings, window = browser.execute_script(_EDGES)
+    assert text < headings <= window
