@@ -100,6 +100,10 @@ def _link_pictures(app: Any, doctree: Any) -> None:
     """Sphinx links pictures that have a width to their files, which show them in full."""
     for picture in doctree.findall(nodes.image):
         picture["width"] = "100%"
+        if picture["uri"].endswith(".svg"):
+            # Those in images/ have colors for dark windows, too.
+            drawn = picture["uri"].startswith("images/")
+            picture["classes"].append("drawing" if drawn else "plot")
 
 
 def setup(app: Any) -> None:

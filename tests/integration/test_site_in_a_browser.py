@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -233,3 +234,32 @@ def test_the_headings_of_a_page_are_listed_next_to_its_text(
     browser.get(f"{site}/reference/options.html")
     text, headings, window = browser.execute_script(_EDGES)
     assert text < headings <= window
+
+
+# In the browser: scroll to a picture, and tell where its first corner is in the window.
+_CORNER = """
+    arguments[0].scrollIntoView({block: 'center', behavior: 'instant'});
+    const box = arguments[0].getBoundingClientRect();
+    return [Math.ceil(box.left) + 1, Math.ceil(box.top) + 1]
+"""
+
+
+@pytest.mark.parametrize(("system", "theme"), [("dark", "auto"), ("light", "dark")])
+def test_pictures_are_dark_in_a_dark_window(
+    browser: Any, site: str, system: str, theme: str
+) -> None:
+    image = pytest.importorskip("PIL.Image", reason="matplotlib installs Pillow")
+    set_width(browser, 1280)
+    media = {"features": [{"name": "prefers-color-scheme", "value": system}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    brightest = {}
+    for name in ("benchmarks", "explanation/how-it-works", "how-to/killed"):
+        browser.get(f"{site}/{name}.html")
+        browser.execute_script("document.body.dataset.theme = arguments[0]", theme)
+        for picture in browser.find_elements("css selector", "article img"):
+            corner = browser.execute_script(_CORNER, picture)
+            window = image.open(BytesIO(browser.get_screenshot_as_png()))
+            brightest[picture.get_attribute("src")] = max(window.getpixel(tuple(corner))[:3])
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert brightest
+    assert max(brightest.values()) < 64, brightest
