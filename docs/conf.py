@@ -38,6 +38,8 @@ html_show_copyright = False
 html_search_scorer = str(Path(__file__).with_name("search.js"))
 
 autodoc_member_order = "bysource"
+# The list next to the text is narrow.
+toc_object_entries_show_parents = "hide"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 

@@ -185,13 +185,13 @@ def test_the_search_answers_with_the_right_page_first(browser: Any, site: str) -
 
 
 # In the browser: the elements that end beyond the window, the lines of code that scroll left out,
-# and the tables that must be scrolled to be read.
+# and the tables and lists of options that must be scrolled to be read.
 _TOO_WIDE = """
     const edge = document.documentElement.clientWidth + 1;
     const outside = [...document.querySelectorAll('article, article *')].filter(
         one => one.getBoundingClientRect().right > edge && !one.matches('.table-wrapper *, pre *')
     );
-    const scrolled = [...document.querySelectorAll('.table-wrapper')].filter(
+    const scrolled = [...document.querySelectorAll('.table-wrapper, dl.py pre')].filter(
         one => one.scrollWidth > one.clientWidth + 1
     );
     return [...outside, ...scrolled].map(
