@@ -38,6 +38,8 @@ html_show_copyright = False
 html_search_scorer = str(Path(__file__).with_name("search.js"))
 
 autodoc_member_order = "bysource"
+# The list next to the text is narrow.
+toc_object_entries_show_parents = "hide"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 
@@ -63,7 +65,7 @@ def _read(app: Any, page: str, source: list[str]) -> None:
 
 _OPTION: Final = re.compile(r"(?<![\w`-])--?[a-zA-Z][\w-]*")
 _END_OF_PART: Final = re.compile(r"(?<=[\w)]{4})[_.=:/(](?=(?:&quot;)?\w{4})")
-_LONG: Final = 17  # for a column of a narrow window
+_LONG: Final = 14  # for a column of a narrow window
 _VERY_LONG: Final = 24  # for one of a wide window, too
 
 
@@ -100,6 +102,10 @@ def _link_pictures(app: Any, doctree: Any) -> None:
     """Sphinx links pictures that have a width to their files, which show them in full."""
     for picture in doctree.findall(nodes.image):
         picture["width"] = "100%"
+        if picture["uri"].endswith(".svg"):
+            # Those in images/ have colors for dark windows, too.
+            drawn = picture["uri"].startswith("images/")
+            picture["classes"].append("drawing" if drawn else "plot")
 
 
 def setup(app: Any) -> None:

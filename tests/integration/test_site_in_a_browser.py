@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -183,22 +184,32 @@ def test_the_search_answers_with_the_right_page_first(browser: Any, site: str) -
     assert found == _QUESTIONS
 
 
-# In the browser: the elements of the page, its scrolled parts left out, that end beyond the window.
+# In the browser: the elements that end beyond the window, the lines of code that scroll left out,
+# and the tables and lists of options that must be scrolled to be read.
 _TOO_WIDE = """
     const edge = document.documentElement.clientWidth + 1;
-    const scrolled = '.table-wrapper *, pre *';
-    return [...document.querySelectorAll('article, article *')].filter(
-        one => one.getBoundingClientRect().right > edge && !one.matches(scrolled)
-    ).map(one => `${one.tagName} ${one.textContent.trim().slice(0, 60)}`)
+    const outside = [...document.querySelectorAll('article, article *')].filter(
+        one => one.getBoundingClientRect().right > edge && !one.matches('.table-wrapper *, pre *')
+    );
+    const scrolled = [...document.querySelectorAll('.table-wrapper, dl.py pre')].filter(
+        one => one.scrollWidth > one.clientWidth + 1
+    );
+    return [...outside, ...scrolled].map(
+        one => `${one.tagName} ${one.textContent.trim().slice(0, 60)}`
+    )
 """
 
 
-@pytest.mark.parametrize("width", [400, 1280])
+def set_width(browser: Any, width: int) -> None:
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
 def test_no_page_is_wider_than_the_window(
     browser: Any, site: str, folder: Path, width: int
 ) -> None:
-    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    set_width(browser, width)
     found = {}
     for page in sorted(folder.rglob("*.html")):
         name = str(page.relative_to(folder))
@@ -206,3 +217,49 @@ def test_no_page_is_wider_than_the_window(
         if too_wide := browser.execute_script(_TOO_WIDE):
             found[name] = too_wide[:3]
     assert found == {}
+
+
+# In the browser: the right edges of the text, the list of its headings, and the window.
+_EDGES = """
+    const edge = one => document.querySelector(one).getBoundingClientRect().right;
+    return [edge('article'), edge('.toc-tree'), document.documentElement.clientWidth]
+"""
+
+
+@pytest.mark.parametrize("width", [1200, 1280, 1440])
+def test_the_headings_of_a_page_are_listed_next_to_its_text(
+    browser: Any, site: str, width: int
+) -> None:
+    set_width(browser, width)
+    browser.get(f"{site}/reference/options.html")
+    text, headings, window = browser.execute_script(_EDGES)
+    assert text < headings <= window
+
+
+# In the browser: scroll to a picture, and tell where its first corner is in the window.
+_CORNER = """
+    arguments[0].scrollIntoView({block: 'center', behavior: 'instant'});
+    const box = arguments[0].getBoundingClientRect();
+    return [Math.ceil(box.left) + 1, Math.ceil(box.top) + 1]
+"""
+
+
+@pytest.mark.parametrize(("system", "theme"), [("dark", "auto"), ("light", "dark")])
+def test_pictures_are_dark_in_a_dark_window(
+    browser: Any, site: str, system: str, theme: str
+) -> None:
+    image = pytest.importorskip("PIL.Image", reason="matplotlib installs Pillow")
+    set_width(browser, 1280)
+    media = {"features": [{"name": "prefers-color-scheme", "value": system}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    brightest = {}
+    for name in ("benchmarks", "explanation/how-it-works", "how-to/killed"):
+        browser.get(f"{site}/{name}.html")
+        browser.execute_script("document.body.dataset.theme = arguments[0]", theme)
+        for picture in browser.find_elements("css selector", "article img"):
+            corner = browser.execute_script(_CORNER, picture)
+            window = image.open(BytesIO(browser.get_screenshot_as_png()))
+            brightest[picture.get_attribute("src")] = max(window.getpixel(tuple(corner))[:3])
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert brightest
+    assert max(brightest.values()) < 64, brightest
