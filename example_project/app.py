@@ -11,8 +11,8 @@ from pathlib import Path
 
 from celery import Celery
 
+from example_project.beats import NIGHT
 from example_project.consumers import client_name
-from example_project.ticks import NIGHT
 
 #: The one switch: `off` registers the very same tasks without a lock (see tasks.py).
 LOCKED = os.environ.get("EXAMPLE_LOCK", "on") != "off"

@@ -1,16 +1,16 @@
-"""The lane of the beats in the timeline: a row per beat, its ticks, and when it led."""
+"""The lane of the beats in the timeline: a row per beat, its scheduled runs, and when it led."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from example_project import svg
+from example_project.beats import BEATS, doubled, killed_beat, scheduled_runs
 from example_project.journal import Entry, What
 from example_project.lanes import ROW
-from example_project.ticks import BEATS, doubled, killed_beat, ticks
 
-#: Pixels: how high a tick stands in its row.
-TICK = 12
+#: Pixels: how high the mark of a scheduled run stands in its row.
+MARK = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +45,17 @@ class BeatLane:
         return len(BEATS) * ROW + 4
 
     def parts(self) -> Iterator[str]:
-        sent = ticks(self.entries)
+        sent = scheduled_runs(self.entries)
         twice = doubled(sent)
         for beat in BEATS:
             yield svg.text(self.left, self._row(beat) + 12, beat, anchor="end")
         for reign in reigns(self.entries, self.end):
             yield from self._reign(reign)
         yield from self._kill()
-        for tick in sent:
-            x, y, colour = self.x(tick.at), self._row(tick.worker) + 2, self.colours[tick.worker]
-            tip = f"<title>{escape(f'{tick.worker} sends a tick, job {tick.job}')}</title>"
-            mark = svg.rect(x - 2, y, 4, TICK, fill=self.alarm if tick in twice else colour)
+        for run in sent:
+            x, y, colour = self.x(run.at), self._row(run.worker) + 2, self.colours[run.worker]
+            tip = f"<title>{escape(f'{run.worker} sends a scheduled run, job {run.job}')}</title>"
+            mark = svg.rect(x - 2, y, 4, MARK, fill=self.alarm if run in twice else colour)
             yield f"<g>{tip}{mark}</g>"
 
     def _reign(self, reign: Reign) -> Iterator[str]:

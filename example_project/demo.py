@@ -1,8 +1,8 @@
 """`python -m example_project.demo`: the same work with the lock and without it, live.
 
-Exit status 1 when, with the lock, two bodies of one key overlapped, a job was lost, a tick was sent
-twice, or no run came after the last call of the burst; also when nothing overlapped or doubled in
-the run without the lock, since then the demo has shown nothing.
+Exit status 1 if, with the lock, two runs of one key overlapped, a job was lost, a scheduled run was
+sent twice, or no run came after the last call of the burst. Also if nothing overlapped or doubled
+without the lock, because then the demo has shown nothing.
 """
 
 import argparse

@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 
 from example_project import journal as records
+from example_project.beats import scheduled_runs
 from example_project.journal import Entry, What
 from example_project.processes import Processes
-from example_project.ticks import ticks
 
 #: The kill waits for an import that is this many seconds old: in its middle, between two
 #: heartbeats.
 KILL_AGE = (0.6, 1.5)
 
 #: Ticks that a beat has sent before it is killed: the run has seen it at work.
-KILL_TICKS = 3
+KILL_RUNS = 3
 
 #: Seconds from the kill to the new process. By then the messages of a dead worker are old enough to
 #: be delivered again (see VISIBILITY_TIMEOUT), and a dead leader's lease is over.
@@ -73,9 +73,9 @@ def worker_in_an_import(entries: Sequence[Entry]) -> str | None:
     )
 
 
-def has_ticked(beat: str, entries: Sequence[Entry]) -> bool:
-    """Whether `beat` has sent so many ticks that it may be killed."""
-    return sum(tick.worker == beat for tick in ticks(entries)) >= KILL_TICKS
+def has_sent(beat: str, entries: Sequence[Entry]) -> bool:
+    """Whether `beat` has sent so many runs that it may be killed."""
+    return sum(run.worker == beat for run in scheduled_runs(entries)) >= KILL_RUNS
 
 
 def are_ready(names: Sequence[str], entries: Sequence[Entry]) -> bool:

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from example_project.beats import by_beat, doubled, scheduled_runs
 from example_project.journal import Entry, What
-from example_project.ticks import by_beat, doubled, ticks
 
 
 def narrated(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
@@ -14,7 +14,7 @@ def narrated(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
     waiting: set[str] = set()
     published: set[str] = set()  # lanes
     unsent: dict[str, int] = {}  # lane: calls since the last message
-    twice = doubled(ticks(entries))
+    twice = doubled(scheduled_runs(entries))
     for entry in entries:
         lane = running.setdefault(entry.lane, {})
         others = ", ".join(_counted(lane.values()))
@@ -40,7 +40,7 @@ def narrated(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
             case What.SENT:
                 sent.add(entry.job)
                 if by_beat(entry):
-                    yield entry, words.format("ticks") + (" SENT TWICE" if entry in twice else "")
+                    yield entry, words.format("sends") + (" SENT TWICE" if entry in twice else "")
                 elif entry.lane in unsent:
                     calls = unsent[entry.lane]
                     # Without a claim every call publishes: one line is enough.
@@ -49,7 +49,7 @@ def narrated(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
                     published.add(entry.lane)
                     unsent[entry.lane] = 0
             case What.LEADS if entry.worker:
-                yield entry, f"{entry.worker:9} leads     and sends the ticks"
+                yield entry, f"{entry.worker:9} leads     and sends the scheduled runs"
             case What.KILL:
                 _bury(entry.worker, running)
                 yield entry, f"{entry.worker:9} KILLED    by SIGKILL, with all its processes"

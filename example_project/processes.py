@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from example_project.beats import BEATS
 from example_project.journal import Journal, What
 from example_project.private_server import tied_to_parent
-from example_project.ticks import BEATS
 
 WORKERS = ("worker-1", "worker-2")
 
@@ -60,8 +60,8 @@ class Processes:
         self._spawn(name, "worker", *options, "--without-gossip", "--without-mingle")
 
     def _start_beat(self, name: str) -> None:
-        # Two beats can't share one schedule file. A tick is due every second: the default loop
-        # would sleep too long when a tick comes late.
+        # Two beats can't share one schedule file. A run is due every second: the default loop
+        # would sleep too long when a run comes late.
         file = str(self._directory / f"{name}-schedule")
         options = ["--schedule", file, "--max-interval", "1", "--loglevel", "INFO"]
         if self._locked:

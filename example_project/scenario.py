@@ -17,14 +17,14 @@ from celery_singleton_lock import claim_and_send
 from example_project import journal as records
 from example_project import unlocked
 from example_project.bank import Bank, StaleFence
+from example_project.beats import BEATS, runs_of_the_other
 from example_project.consumers import Consumers
 from example_project.journal import Entry, Journal, What, lane_of
-from example_project.kills import Kill, are_ready, has_ticked, worker_in_an_import
+from example_project.kills import Kill, are_ready, has_sent, worker_in_an_import
 from example_project.live import LeaseView, Look
 from example_project.plan import PAYING_ACCOUNT, Call, calls
 from example_project.processes import WORKERS, Processes, started
 from example_project.snapshot import Outcome, Snapshot
-from example_project.ticks import BEATS, ticks_of_the_other
 
 PAYING_LANE = lane_of("pay", [PAYING_ACCOUNT], {})
 
@@ -40,7 +40,7 @@ KILL_WORKER, KILL_BEAT = 1 / 3, 1 / 2
 
 #: Ticks by which the other beat has shown that it took over, and the seconds that a run waits for
 #: them where beats start slowly.
-TAKEOVER_TICKS, TAKEOVER_BOUND = 2, 15.0
+TAKEOVER_RUNS, TAKEOVER_BOUND = 2, 15.0
 
 
 class Scenario:
@@ -143,7 +143,7 @@ class Scenario:
         entries = self._journal.read()
         now, running = self._now(), self._phase == "running"
         self._worker_kill.step(entries, may_begin=running and now > self._seconds * KILL_WORKER)
-        if running:  # later, a beat that is started again would tick for ever
+        if running:  # later, a beat that is started again would send runs forever
             self._beat_kill.step(entries, may_begin=now > self._seconds * KILL_BEAT)
         self._show(
             Snapshot(
@@ -170,15 +170,15 @@ class Scenario:
             self._journal.write(What.LEADS, worker=leader)
 
     def _beat_to_kill(self, entries: Sequence[Entry]) -> str | None:
-        """The one that leads, once the other stands by; without the lock, one of two that tick."""
+        """The one that leads, once the other stands by; without the lock, one of two that send."""
         if self._locked:
             standby = are_ready(BEATS, entries)
-            return self._leader if standby and has_ticked(self._leader, entries) else None
-        return BEATS[0] if all(has_ticked(beat, entries) for beat in BEATS) else None
+            return self._leader if standby and has_sent(self._leader, entries) else None
+        return BEATS[0] if all(has_sent(beat, entries) for beat in BEATS) else None
 
     def _waits_for_takeover(self) -> bool:
-        ticked = ticks_of_the_other(self._journal.read()) >= TAKEOVER_TICKS
-        return not ticked and self._now() < self._seconds + TAKEOVER_BOUND
+        sent = runs_of_the_other(self._journal.read()) >= TAKEOVER_RUNS
+        return not sent and self._now() < self._seconds + TAKEOVER_BOUND
 
     def _late_write(self) -> str:
         """The write of a worker that was frozen after its check and wakes when its lease is lost.

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from example_project import journal as records
+from example_project.beats import BEATS, doubled, scheduled_runs
 from example_project.burst import unpublished
 from example_project.journal import Entry, What
 from example_project.narration import heartbeats, narrated
 from example_project.snapshot import Snapshot
-from example_project.ticks import BEATS, doubled, ticks
 
 #: The bar that shows what remains of a lease: characters, and the seconds they stand for.
 BAR, BAR_SECONDS = 10, 2.0
@@ -89,13 +89,13 @@ def _board(snapshot: Snapshot) -> Iterator[str]:
     title = "With the lock" if snapshot.locked else "Without the lock"
     yield f"{BOLD}{title}{PLAIN}   {snapshot.phase}, {snapshot.now:.1f} s"
     overlaps = len(records.overlaps(records.runs(snapshot.entries)))
-    twice = len(doubled(ticks(snapshot.entries)))
+    twice = len(doubled(scheduled_runs(snapshot.entries)))
     up = {name: f"{name} {_up(alive)}" for name, alive in snapshot.alive.items()}
     workers = "   ".join(words for name, words in up.items() if name not in BEATS)
     yield f"{workers}   overlaps {_alarm(overlaps)}"
     leader = _leader(snapshot) or ("no beat leads" if snapshot.locked else "")
     beats = "   ".join(words for name, words in up.items() if name in BEATS)
-    yield f"{beats}       ticks sent twice {_alarm(twice)}   {leader}"
+    yield f"{beats}       scheduled runs sent twice {_alarm(twice)}   {leader}"
     yield ""
     counts = f"{'done':>5}{'skipped':>8}{'requeued':>9}{'unsent':>7}"
     yield f"{DIM}{'':20}{'runs on':20}{'lease':17}{'heartbeats':11}{counts}{PLAIN}"

@@ -10,11 +10,11 @@ from html import escape
 from example_project import journal as records
 from example_project import svg
 from example_project.beat_lane import BeatLane
+from example_project.beats import BEATS, by_beat, doubled, scheduled_runs
 from example_project.burst import burst, waits
 from example_project.journal import Entry, Run, What
 from example_project.lanes import LANE_GAP, ROW, Lane, lanes, shared
 from example_project.snapshot import Outcome
-from example_project.ticks import BEATS, by_beat, doubled, ticks
 
 WIDTH, LEFT, RIGHT = 1240, 190, 30
 TOP, PANEL_HEAD, PANEL_GAP, LEGEND = 20, 64, 34, 76
@@ -87,20 +87,20 @@ class _Panel:
 
     def _head(self) -> Iterator[str]:
         count = len(records.overlaps(self._runs))
-        twice = len(doubled(ticks(self._outcome.entries)))
+        twice = len(doubled(scheduled_runs(self._outcome.entries)))
         calls = burst(self._outcome.entries)
         skips = sum(entry.what is What.SKIP for entry in self._outcome.entries)
         title = "With the lock" if self._outcome.locked else "Without the lock"
         lost = len(records.unsettled(self._outcome.entries))
         yield svg.text(LEFT, self._top + 18, title, kind="title")
         facts = (
-            f"{len(self._runs)} bodies run, {skips} calls skipped, {lost} jobs lost, "
+            f"{len(self._runs)} runs, {skips} calls skipped, {lost} jobs lost, "
             f"{calls.published} messages for {calls.calls} calls"
         )
         kind = "title alarm" if count else "title"
         yield svg.text(LEFT + 190, self._top + 18, f"overlaps: {count}", kind=kind)
         kind = "title alarm" if twice else "title"
-        yield svg.text(LEFT + 360, self._top + 18, f"ticks sent twice: {twice}", kind=kind)
+        yield svg.text(LEFT + 360, self._top + 18, f"runs sent twice: {twice}", kind=kind)
         yield svg.text(LEFT + 590, self._top + 17, facts, kind="muted")
 
     def _grid(self) -> Iterator[str]:
@@ -216,7 +216,7 @@ def _legend(y: float, colours: dict[str, str]) -> Iterator[str]:
         (svg.circle(8, 8, 3, fill="white", stroke=MUTED), "requeued, runs later", 164),
         (svg.cross(8, 8, stroke=ALARM), "killed", 80),
         (svg.rect(-6, 0, 24, BAR, stroke=ALARM, radius=3), "runs again", 110),
-        (svg.rect(-6, 0, 24, BAR, fill=ALARM, opacity=0.22), "two bodies of one key", 0),
+        (svg.rect(-6, 0, 24, BAR, fill=ALARM, opacity=0.22), "two runs of one key", 0),
     )
     yield from _signs(x, y, bars)
     beats = [colour for name, colour in colours.items() if name in BEATS]
@@ -225,7 +225,7 @@ def _legend(y: float, colours: dict[str, str]) -> Iterator[str]:
         (svg.line(8, 5, 8, 10, stroke=MUTED, width=1.5), "call of the burst", 134),
         (svg.line(8, 2, 8, 13, stroke=INK, width=2), "... that published a message", 222),
         (svg.rect(-6, 5, 24, 5, fill=INK, opacity=0.3), "a message waits", 152),
-        ("".join(both), "tick of a beat", 116),
+        ("".join(both), "scheduled run", 116),
         (svg.rect(8, 2, 4, 12, fill=ALARM), "sent twice", 0),
     )
     yield from _signs(float(LEFT), y + 28, marks)

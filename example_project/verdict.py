@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from example_project import journal as records
+from example_project.beats import doubled, runs_of_the_other, scheduled_runs
 from example_project.burst import Burst, burst
 from example_project.journal import What
 from example_project.snapshot import Outcome
-from example_project.ticks import doubled, ticks, ticks_of_the_other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +21,8 @@ class Figures:
     overlaps: int
     lost: int
     burst: Burst
-    ticks: int
-    ticks_of_the_other: int
+    scheduled: int
+    runs_of_the_other: int
     doubled: int
     late_write: str
     money_missing: int  # cents
@@ -43,8 +43,8 @@ def figures(outcome: Outcome) -> Figures:
         overlaps=len(records.overlaps(task_runs)),
         lost=len(records.unsettled(entries)),
         burst=burst(entries),
-        ticks=len(sent := ticks(entries)),
-        ticks_of_the_other=ticks_of_the_other(entries),
+        scheduled=len(sent := scheduled_runs(entries)),
+        runs_of_the_other=runs_of_the_other(entries),
         doubled=len(doubled(sent)),
         late_write=outcome.late_write,
         money_missing=outcome.money_missing,
@@ -63,14 +63,14 @@ def table(locked: Figures, unlocked: Figures) -> str:
 
 def summary(of: Figures) -> str:
     return (
-        f"overlaps: {of.overlaps}   jobs lost: {of.lost}   ticks sent twice: {of.doubled}"
+        f"overlaps: {of.overlaps}   jobs lost: {of.lost}   scheduled runs sent twice: {of.doubled}"
         f"   messages for {of.burst.calls} calls: {of.burst.published}"
     )
 
 
 def _rows(of: Figures) -> Iterator[tuple[str, object]]:
     yield "jobs sent", of.sent
-    yield "bodies run", of.bodies
+    yield "runs", of.bodies
     yield "calls skipped: a run was going on", of.skipped
     yield "times requeued to wait for their turn", of.requeue
     yield "jobs killed with their worker", of.killed
@@ -78,19 +78,19 @@ def _rows(of: Figures) -> Iterator[tuple[str, object]]:
     yield f"messages for a burst of {of.burst.calls} calls", of.burst.published
     yield "... waiting at the same time, at most", of.burst.waiting
     yield "... a run began after the last call", "yes" if of.burst.ran_after else "no"
-    yield "ticks sent by the beats", of.ticks
-    yield "... by the other, after one was killed", of.ticks_of_the_other
+    yield "scheduled runs sent by the beats", of.scheduled
+    yield "... by the other, after one was killed", of.runs_of_the_other
     yield "late write with an old fence", of.late_write
     yield "money missing", f"{of.money_missing / 100:.2f}"
     yield "jobs lost", of.lost
-    yield "ticks sent twice", of.doubled
+    yield "scheduled runs sent twice", of.doubled
     yield "overlaps", of.overlaps
 
 
 def faults(locked: Figures, unlocked: Figures) -> Iterator[str]:
     """Why the exit status is 1. A run that could not have failed is a fault too."""
     if locked.overlaps:
-        yield f"with the lock, {locked.overlaps} pairs of bodies of one key ran at the same time"
+        yield f"with the lock, {locked.overlaps} pairs of runs of one key overlapped"
     if locked.lost:
         yield f"with the lock, {locked.lost} jobs neither finished nor were skipped"
     if locked.money_missing:
@@ -98,23 +98,23 @@ def faults(locked: Figures, unlocked: Figures) -> Iterator[str]:
     if locked.late_write != "refused":
         yield f"the late write with an old fence: {locked.late_write}"
     if not locked.killed:
-        yield "no body was running on the worker that was killed"
+        yield "nothing was running on the worker that was killed"
     if not locked.skipped:
-        yield "no duplicate met a running body"
+        yield "no duplicate met a running task"
     yield from _burst_faults(locked.burst)
     if locked.doubled:
-        yield f"with the lock, {locked.doubled} ticks were sent twice"
-    if not locked.ticks_of_the_other:
+        yield f"with the lock, {locked.doubled} scheduled runs were sent twice"
+    if not locked.runs_of_the_other:
         yield "no beat took over from the leader that was killed"
     if not unlocked.doubled:
-        yield "without the lock no tick was sent twice either, so the run with it proves nothing"
+        yield "without the lock no scheduled run was sent twice either, so the test proves nothing"
     if not unlocked.overlaps:
-        yield "without the lock nothing overlapped either, so the run with it proves nothing"
+        yield "without the lock nothing overlapped either, so the test proves nothing"
 
 
 def _burst_faults(found: Burst) -> Iterator[str]:
     if not found.ran_after:
-        yield "no body of the burst's task began after its last call"
+        yield "no run of the burst's task began after its last call"
     if found.waiting > 1:
         yield f"{found.waiting} messages of the burst waited at the same time"
     if found.published >= found.calls:

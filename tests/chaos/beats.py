@@ -161,7 +161,7 @@ def wrong_ticks(records: Sequence[Record]) -> list[Violation]:
     for segment in _segments(ticks, losses):
         dues = [round(tick.data["due"], 5) for tick in segment]
         found += [
-            Violation(kind=Kind.TICK_TWICE, at=due, text=f"the tick {due} came {count} times")
+            Violation(kind=Kind.TICK_TWICE, at=due, text=f"the run due at {due} came {count} times")
             for due, count in Counter(dues).items()
             if count > 1
         ]

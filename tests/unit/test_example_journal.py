@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from example_project.bank import Bank, StaleFence
+from example_project.beats import doubled, runs_of_the_other, scheduled_runs
 from example_project.burst import burst, unpublished, waits
 from example_project.journal import Entry, Journal, What, overlaps, requeues, runs, unsettled
 from example_project.snapshot import Outcome
-from example_project.ticks import doubled, ticks, ticks_of_the_other
 from example_project.timeline import draw
 
 
@@ -98,47 +98,51 @@ def test_only_later_publications_of_a_job_are_requeues() -> None:
     assert [entry.at for entry in requeues(sent)] == [2, 3]
 
 
-def tick(at: float, beat: str = "beat-1") -> Entry:
+def scheduled(at: float, beat: str = "beat-1") -> Entry:
     return Entry(at=at, what=What.SENT, job=f"{beat} {at}", worker=beat)
 
 
 def night_after_night(count: int, beat: str = "beat-1", begin: float = 0.0) -> list[Entry]:
     """On time, give or take what sending takes."""
-    return [tick(begin + night + 0.03 * (night % 3), beat) for night in range(count)]
+    return [scheduled(begin + night + 0.03 * (night % 3), beat) for night in range(count)]
 
 
-def test_one_tick_a_night_is_not_doubled() -> None:
+def test_one_run_a_night_is_not_doubled() -> None:
     assert not doubled(night_after_night(10))
     assert not doubled([])
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.04, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize("night", [1, 4, 8])
-def test_a_tick_that_a_second_beat_sends_too_is_doubled(night: int, delay: float) -> None:
-    again = tick(night + delay + 0.06, "beat-2")
-    assert len(doubled(sorted([*night_after_night(10), again], key=lambda tick: tick.at))) == 1
+def test_a_run_that_a_second_beat_sends_too_is_doubled(night: int, delay: float) -> None:
+    again = scheduled(night + delay + 0.06, "beat-2")
+    assert len(doubled(sorted([*night_after_night(10), again], key=lambda run: run.at))) == 1
 
 
 @pytest.mark.parametrize("offset", [0.01, 0.25, 0.5, 0.75, 0.99])
 def test_two_beats_that_know_nothing_of_each_other_double_every_night(offset: float) -> None:
     both = [*night_after_night(10), *night_after_night(10, "beat-2", offset)]
-    assert len(doubled(sorted(both, key=lambda tick: tick.at))) >= 8
+    assert len(doubled(sorted(both, key=lambda run: run.at))) >= 8
 
 
 @pytest.mark.parametrize("late", [0.0, 0.2, 0.5, 0.9, 0.98, 1.01])
-def test_the_late_first_tick_of_a_new_leader_is_not_doubled(late: float) -> None:
-    # No beat led at 3 and 4; the tick of 5 comes late, by up to a whole night and the sending.
-    sent = [*night_after_night(3), tick(5 + late, "beat-2"), *night_after_night(4, "beat-2", 6.02)]
-    assert not doubled(sorted(sent, key=lambda tick: tick.at))
+def test_the_late_first_run_of_a_new_leader_is_not_doubled(late: float) -> None:
+    # No beat led at 3 and 4; the run of 5 comes late, by up to a whole night and the sending.
+    sent = [
+        *night_after_night(3),
+        scheduled(5 + late, "beat-2"),
+        *night_after_night(4, "beat-2", 6.02),
+    ]
+    assert not doubled(sorted(sent, key=lambda run: run.at))
 
 
-def test_only_what_a_beat_publishes_is_a_tick() -> None:
+def test_only_what_a_beat_publishes_is_a_scheduled_run() -> None:
     sender = Entry(at=1, what=What.SENT, job="x", worker="sender")
     kill = Entry(at=3, what=What.KILL, worker="beat-1")
-    entries = [sender, tick(2), kill, tick(4, "beat-2"), tick(5, "beat-2")]
-    assert [entry.at for entry in ticks(entries)] == [2, 4, 5]
-    assert ticks_of_the_other(entries) == 2
-    assert ticks_of_the_other([tick(2), tick(4, "beat-2")]) == 0, "none was killed"
+    entries = [sender, scheduled(2), kill, scheduled(4, "beat-2"), scheduled(5, "beat-2")]
+    assert [entry.at for entry in scheduled_runs(entries)] == [2, 4, 5]
+    assert runs_of_the_other(entries) == 2
+    assert runs_of_the_other([scheduled(2), scheduled(4, "beat-2")]) == 0, "none was killed"
 
 
 def call(at: float) -> Entry:
