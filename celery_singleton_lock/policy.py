@@ -165,7 +165,7 @@ class Action:
         waits: Whether the call waits at its worker.
         raises: Whether the call may end with LockConflict. (With "queue" it needs a full queue.)
         revokes: Whether a call ends as REVOKED, which runs no ``after_return``.
-        has_feature: Whether a run has a feature for it (`task.run_feature`).
+        has_feature: Whether a run has a feature for it (`run_feature`).
     """
 
     options: tuple[str, ...] = ()

@@ -107,7 +107,7 @@ class Runtime:
         #: The producers that publish the next calls of queues; created when they are needed.
         self.hint_producers: Any = None
         #: Asks this worker to look at the queue of a key now; None: none of its threads looks.
-        self.look_soon: Callable[[str], None] | None = None
+        self.sweep_soon: Callable[[str], None] | None = None
         #: The last thread that another result backend did not answer in time.
         self.unanswered: threading.Thread | None = None
         #: The number of registered tasks that were read, and the singleton tasks by scope.

@@ -22,7 +22,7 @@ from .. import inspection
 from ..doctor import Finding, Severity, diagnose
 from ..errors import SingletonLockError
 from ..inspection import AmbiguousKey, CallInQueue, Fate, Filter, HeldKey, SortBy
-from ..inspection.names import is_glob
+from ..key_names import is_glob
 from ..runtime import Runtime
 from .table import COLUMNS, aligned, holder_of, rows_of, shown, since_of
 

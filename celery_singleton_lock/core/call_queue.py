@@ -8,7 +8,7 @@ Overview
 
 Guarantees
     Each operation is one atomic step. A call keeps its place until it ends or is removed, and its
-    message is that of its newest attempt. A queue that is not empty is due for a look: at the end
+    message is that of its newest attempt. A queue that is not empty is due for a sweep: at the end
     of the lease that keeps it waiting, or at the deadline of its last hint.
 
 State model of a call::
@@ -18,11 +18,11 @@ State model of a call::
                          |                +--release, look---+
                          +--join of its next message---------+
 
-    A call that has begun, and whose lease has ended, is hinted again by a look. If its messages are
-    acknowledged early and no newer one has joined, it is overdue instead, and the next look, five
-    seconds later, takes it for lost: it leaves, and never begins again. Meanwhile a client that got
-    no reply to its acquire may release it: it knows that no run has begun. A call that has begun
-    by one message as often as it may leaves at the next acquire, and a look ends it as lost.
+    A call that has begun, and whose lease has ended, is hinted again by a sweep. If its messages
+    are acknowledged early and no newer one has joined, it is overdue instead, and the next sweep,
+    five seconds later, takes it for lost: it leaves, and never begins again. Meanwhile a client
+    that got no reply to its acquire may release it: it knows that no run has begun. A call that has
+    begun by one message as often as it may leaves at the next acquire, and a sweep ends it as lost.
 
 Failure handling
     An operation without a reply is repeated, and has the same reply.
@@ -208,14 +208,14 @@ class CallQueue(ABC):
 
     @abstractmethod
     def due(self, shard: str, /, *, limit: int, timeout: float) -> list[str]:
-        """At most ``limit`` keys of a shard whose time for a look has come.
+        """At most ``limit`` keys of a shard whose time for a sweep has come.
 
         If there are more, repeated requests return each of them at some time: keys that can't be
         looked at must keep none from the others.
         """
 
     @abstractmethod
-    def look(self, key: str, /, *, timeout: float) -> tuple[bool, Hint] | None:
+    def sweep(self, key: str, /, *, timeout: float) -> tuple[bool, Hint] | None:
         """Hint the call at the head again, if it is late, or say that it is lost.
 
         Returns:
@@ -236,7 +236,7 @@ class CallQueue(ABC):
     ) -> None:
         """Look at ``key`` in ``seconds``, or earlier if its first call is lost or cancelled.
 
-        Such a call waits for its result alone, so its look is not put off.
+        Such a call waits for its result alone, so its sweep is not put off.
 
         Args:
             key: The lock key.

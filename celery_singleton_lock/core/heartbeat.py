@@ -291,7 +291,7 @@ class Heartbeat:
             self._declare_overdue()
         self._collect()
         if self._watches:
-            self._look()
+            self._poll_newest()
         now = self._clock.now()
         # A lease that is added from here on wakes the thread, unless the snapshot below has it: its
         # sweep_at is compared with _wakes_at after the lease is in _leases.
@@ -344,7 +344,7 @@ class Heartbeat:
             logger.exception("singleton: draining asynchronous releases failed")
         self._declare_overdue()
 
-    def _look(self) -> None:
+    def _poll_newest(self) -> None:
         """Look for the newest calls of all watched leases if one is due: one command, not many."""
         now = self._clock.now()
         for lease in [one for one in list(self._watches) if one not in self._leases]:

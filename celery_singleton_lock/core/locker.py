@@ -46,6 +46,7 @@ from typing import Final, Protocol
 
 from ..errors import StoreError, StoreUnavailable
 from . import native_threads, observers
+from .call_queue import Hint
 from .clock import Clock
 from .events import Event, EventName, Events
 from .heartbeat import MAX_TIMEOUT, Heartbeat, LossHandler, timeout_for
@@ -208,8 +209,15 @@ class Locker:
             lease.shared = self._lease_notes.share(lease)
         return lease
 
-    def release(self, lease: Lease, request: Release) -> ReleaseReply | None:
+    def release(
+        self, lease: Lease, request: Release, publish: Callable[[Hint], None] | None = None
+    ) -> ReleaseReply | None:
         """Release ``lease`` by ``request``. Never raises.
+
+        Args:
+            lease: The lease.
+            request: The release.
+            publish: Publishes the call that follows in the queue of the key; None: a sweep does.
 
         Returns:
             None if the store refused, or didn't answer: the release is repeated.
@@ -225,12 +233,12 @@ class Locker:
         timeout, resent = timeout_for(lease.ttl), False
         try:
             try:
-                reply = self.store.release(request, timeout=timeout)
+                reply = _send(self.store, request, timeout, publish)
             except StoreUnavailable as exc:
                 # If the first try was sent, it may have been carried out and its reply lost. Then
                 # "not ours" is the reply to the second try although the lease was released.
                 resent = exc.was_sent
-                reply = self.store.release(request, timeout=timeout)
+                reply = _send(self.store, request, timeout, publish)
         except StoreError as exc:
             self._repeat(lease, request, exc, resent or interrupted)
             return None
@@ -322,8 +330,7 @@ class Locker:
             nonlocal resent
             passed = self.clock.now() - (lease.released_at or 0.0)
             try:
-                later = _sent_later(request, passed, store)
-                reply = store.release(later, timeout=timeout_for(lease.ttl))
+                reply = _send(store, _sent_later(request, passed), timeout_for(lease.ttl))
             except StoreUnavailable as exc:
                 resent |= exc.was_sent
                 raise
@@ -362,7 +369,7 @@ class Locker:
         """
         claim = request.claim
         queued = replace(claim, phase=Phase.QUEUED) if claim and claim.phase else None
-        release = _without_publication(request.undo(queued), self.store)
+        release = request.undo(queued)
         # An exception may have come between the grant's event and the assignment by the caller.
         lease = self.heartbeat.find(request.token)
         if lease is not None:
@@ -374,7 +381,7 @@ class Locker:
         def send(store: Store) -> None:
             if self.clock.now() >= ends_at:
                 self._erase_note(request.token)  # a process has few notes, and the lease has ended
-            store.release(release, timeout=timeout_for(request.ttl))
+            _send(store, release, timeout_for(request.ttl))
             self._erase_note(request.token)
 
         if self.queue.is_crowded:
@@ -430,25 +437,36 @@ class Locker:
             self._lease_notes.erase(token.text)
 
 
-def _sent_later(request: Release, seconds: float, store: Store) -> Release:
+def _send(
+    store: Store,
+    request: Release,
+    timeout: float,
+    publish: Callable[[Hint], None] | None = None,
+) -> ReleaseReply:
+    """Send a release, and publish the call that follows in the queue of the key.
+
+    Without ``publish`` the key is due for a sweep at once, and a worker publishes the call: the
+    broker may let a publisher wait, and other requests wait for the thread that repeats releases.
+    """
+    if not isinstance(request, QueuedRelease):
+        return store.release(request, timeout=timeout)
+    reply, following = store.release_queued(request, timeout=timeout)
+    if following is None:
+        pass
+    elif publish is not None:
+        publish(following)
+    elif (queue := store.call_queue) is not None:
+        queue.defer(following.key, seconds=0.0, timeout=MAX_TIMEOUT, unpublished=following)
+    return reply
+
+
+def _sent_later(request: Release, seconds: float) -> Release:
     """``request``, as it is sent by the queue so many ``seconds`` after the end of the lease.
 
-    What becomes of the key still ends at the same time. The next call in the queue of the key is
-    due for a look, and published by a worker: the broker may let a publisher wait, and other
-    requests wait for this one.
+    A key in cooldown, or a reservation, still expires when it would have.
     """
     left = max(request.become_ttl - seconds, 0.0)
-    request = replace(request, become=request.become if left else None, become_ttl=left)
-    return _without_publication(request, store)
-
-
-def _without_publication(request: Release, store: Store) -> Release:
-    """Let a look publish the call that follows in the queue of the key; it is due at once."""
-    if isinstance(request, QueuedRelease) and (queue := store.call_queue) is not None:
-        request.publish = lambda hint: queue.defer(
-            hint.key, seconds=0.0, timeout=MAX_TIMEOUT, unpublished=hint
-        )
-    return request
+    return replace(request, become=request.become if left else None, become_ttl=left)
 
 
 def notice_free(store: Store, key: str) -> None:

@@ -57,7 +57,10 @@ _REFUSED_FOR: Final = 600.0
 _MOST_WAITING: Final = 1000
 # Seconds that the end of the process waits for the requests.
 _LAST_REQUESTS: Final = 1.0
-_LOOK_EVERY: Final = 0.02
+_POLL_EVERY: Final = 0.02
+
+#: Seconds that the main thread of a worker waits for a reply: it serves all of its children.
+MAIN_THREAD_TIMEOUT: Final = 1.0
 
 _TOO_MANY: Final = "too many others wait for the store"
 _CLOSED: Final = "the app was closed"
@@ -198,7 +201,7 @@ class RetryQueue:
         """Wait at most ``seconds`` for the requests."""
         until = self._clock.now() + seconds
         while not self.is_empty and self._clock.now() < until:
-            self._clock.sleep(_LOOK_EVERY)
+            self._clock.sleep(_POLL_EVERY)
 
     def end(self, seconds: float = _LAST_REQUESTS) -> None:
         """As :meth:`flush`, and give up the requests that are left: the process ends."""

@@ -239,13 +239,7 @@ class QueuedAcquire(Acquire):
 
     def undo(self, claim: ClaimChange | None = None) -> Release:
         """As that of `Acquire`; the call keeps its place."""
-        return QueuedRelease(
-            keys=self.slots,
-            token=self.token,
-            claim=claim,
-            publish=lambda hint: None,
-            has_begun=False,
-        )
+        return QueuedRelease(keys=self.slots, token=self.token, claim=claim, has_begun=False)
 
     def again(self, nonce: str) -> Acquire:
         """As that of `Acquire`; the request names the former nonce."""
@@ -368,7 +362,6 @@ class QueuedRelease(Release):
     """A release of the lease of a call of a queue.
 
     Attributes:
-        publish: Called with the call that is to be published next.
         ended_ttl: Seconds for which the store remembers that the call has ended; None: it goes on.
         due_in: If it goes on, seconds until its next message is due.
         has_begun: Whether a run has begun under the lease.
@@ -378,7 +371,6 @@ class QueuedRelease(Release):
 
     queued: ClassVar = True
 
-    publish: Callable[[Hint], None]
     ended_ttl: float | None = None
     due_in: float = 0.0
     has_begun: bool = True
@@ -581,6 +573,16 @@ class Store(ABC):
     @abstractmethod
     def release(self, request: Release, /, *, timeout: float) -> ReleaseReply:
         """Release the key that the token holds; never change the key of another token."""
+
+    def release_queued(
+        self, request: QueuedRelease, /, *, timeout: float
+    ) -> tuple[ReleaseReply, Hint | None]:
+        """As :meth:`release`, for a call of a queue; only for a store with a ``call_queue``.
+
+        Returns:
+            The reply, and the call to publish next; None: there is none.
+        """
+        raise NotImplementedError("a store with a call_queue has this method")
 
     @abstractmethod
     def mark(self, request: Mark, /, *, timeout: float) -> None:

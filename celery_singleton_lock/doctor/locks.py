@@ -15,8 +15,8 @@ from ..core.lease import Holder, Lease, Token
 from ..core.store import RENEWED, Acquire, Granted, Release, ReleaseReply
 from ..errors import DOCS, StoreError, StoreUnavailable
 from ..inspection import HeldKey, overdue, unique_for_by_task
-from ..inspection.queues import heads
-from ..publish.queue import STALLED_AFTER
+from ..key_queue.hint import STALLED_AFTER
+from ..key_queue.inspection import heads
 from ..runtime import IN_MEMORY
 from ..stores.redis.store import NAMES, RedisStore
 from ..stores.remedies import fault_of

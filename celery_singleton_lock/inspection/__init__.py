@@ -6,6 +6,15 @@ Each function takes the Celery app and uses the app's store. The objects that yo
 from __future__ import annotations
 
 from ..core.lease import OperatorRelease
+from ..key_names import AmbiguousKey, can_be_a_key, forms_of
+from ..key_queue.inspection import (
+    CallInQueue,
+    calls_in_queue,
+    cancel,
+    find_call,
+    find_calls,
+    find_queue,
+)
 from .explain import Explanation, Fate, explain
 from .keys import (
     Filter,
@@ -19,8 +28,6 @@ from .keys import (
     unique_for_by_task,
     with_calls,
 )
-from .names import AmbiguousKey, can_be_a_key, forms_of
-from .queues import CallInQueue, calls_in_queue, cancel, find_call, find_calls, find_queue
 
 __all__ = [
     "AmbiguousKey",

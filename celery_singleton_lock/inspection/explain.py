@@ -17,11 +17,11 @@ from celery import Celery, states
 from ..core.key import Keyspace
 from ..core.store import CompletionState
 from ..errors import LeaseLost, LockConflict
+from ..key_queue.inspection import CallInQueue
+from ..key_queue.results import TAKEN_OUT
 from ..message.skipped import is_skipped
-from ..publish.queue_results import TAKEN_OUT
 from .facts import Facts, gather
 from .keys import HeldKey, overdue
-from .queues import CallInQueue
 
 _MINUTE: Final = 60.0
 _HOUR: Final = 3600.0

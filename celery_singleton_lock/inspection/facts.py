@@ -21,14 +21,14 @@ from ..core.heartbeat import interval_of, timeout_for
 from ..core.lease import OperatorRelease, Token
 from ..core.store import CompletionState
 from ..errors import LockConflict
+from ..key_names import without_prefix
+from ..key_queue.inspection import CallInQueue, call_before, find_call
+from ..key_queue.results import RESULT_TIMEOUT
 from ..message.skipped import is_skipped
 from ..message.times import done_at, utc
-from ..publish.queue_results import RESULT_TIMEOUT
 from ..runtime import Runtime
 from .broker import InBroker, search_broker
 from .keys import HeldKey, is_of_task, policies_by_task, unique_for_by_task
-from .names import without_prefix
-from .queues import CallInQueue, call_before, find_call
 
 # Seconds to wait for further replies of the workers that have answered once. The last reply ends
 # the wait, and a worker takes up to a second for each.

@@ -23,14 +23,15 @@ from typing import Final
 from celery import Celery
 from celery.utils.nodenames import gethostname
 
+from .. import key_names as names
 from ..core.call_queue import Depth
 from ..core.key import Keyspace, stored_names
 from ..core.lease import HANDOFF_TASK, Kind, OperatorRelease, Phase, Record, Token
 from ..core.locker import notice_free
 from ..errors import SingletonLockError, StoreError, StoreUnavailable
+from ..key_queue import inspection as queues
 from ..policy import Policy
 from ..runtime import Runtime, singleton_tasks
-from . import names, queues
 
 # Keys whose waiting clients are counted in one request.
 _COUNTED_AT_ONCE: Final = 500

@@ -20,6 +20,7 @@ from kombu.utils.json import dumps as kombu_dumps
 from ..celery_compat import dump_models, in_current_task
 from ..core.key import PER_TASK, digest
 from ..errors import LockKeyError
+from ..key_queue.join import Send, joining, queue_of
 from ..known_keys import refuse_foreign_key
 from ..message.arguments import pack_arguments, stable_key_suffix
 from ..message.header import HEADER, PUBLISHED, add_header, without_header
@@ -33,11 +34,9 @@ from ..policy import (
     merge,
 )
 from ..runtime import Runtime
-from .call import Send
 from .continuation import carry_claim, continues
 from .debounce import check_debounce, first_countdown
 from .publication import Publication
-from .queue import joining, queue_of
 from .replace import Replacement, check_replaceable
 
 if TYPE_CHECKING:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..policy import Policy
 from ..runtime import Runtime
-
-if TYPE_CHECKING:
-    from celery.result import AsyncResult
-
-#: A function that publishes a task id and options, as Celery's ``apply_async`` does.
-Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -28,11 +28,12 @@ from ..core.key import Keyspace
 from ..core.lease import Holder, Record, Token
 from ..core.store import ClaimRequest, Replaced, Store
 from ..errors import StoreError, StoreUnavailable
+from ..key_queue.join import Send
 from ..message.claim import Claim
 from ..message.times import seconds_until
 from ..policy import OnDuplicate, Unique
 from ..runtime import Runtime
-from .call import PendingCall, Send
+from .call import PendingCall
 from .continuation import continues
 from .duplicate import ENOUGH, answer, does_the_work_of, takes_over
 from .replace import Replacement

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final, TypeVar
 
+from ..core.call_queue import Hint
 from ..core.clock import Clock
 from ..core.store import (
     Acquire,
@@ -62,9 +63,12 @@ class MemoryStore(TransitionStore):
         return super().acquire(request, timeout=timeout)
 
     def release(self, request: Release, /, *, timeout: float = 0) -> ReleaseReply:
-        if isinstance(request, QueuedRelease):
-            return self._queue.release(request, partial(super().release, request, timeout=timeout))
         return super().release(request, timeout=timeout)
+
+    def release_queued(
+        self, request: QueuedRelease, /, *, timeout: float = 0
+    ) -> tuple[ReleaseReply, Hint | None]:
+        return self._queue.release(request, partial(super().release, request, timeout=timeout))
 
     def transact(self, transition: Transition[Reply], timeout: float) -> tuple[Reply, int]:
         with self._guard:

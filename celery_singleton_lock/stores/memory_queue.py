@@ -34,9 +34,9 @@ from ..core.store import (
 #: Seconds until the first hint is late. The time grows fourfold.
 _FIRST_DEADLINE: Final = 60.0
 _MOST_GROWTH: Final = 6
-#: Seconds that the message of the next call is delayed at most. After a longer time a look is due.
+#: Seconds that the message of the next call is delayed at most. After a longer time a sweep is due.
 _LONGEST_DELAY: Final = 60.0
-#: Seconds between two looks while a client without a place holds the key.
+#: Seconds between two sweeps while a client without a place holds the key.
 _FOREIGN: Final = 1.0
 #: Seconds from the end of the lease of a call, which is acknowledged early, until it is lost.
 _OVERDUE_FOR: Final = 5.0
@@ -92,7 +92,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Queue:
-    """The calls of one key in order, and the time of the next look at it."""
+    """The calls of one key in order, and the time of the next sweep at it."""
 
     calls: dict[str, _Call] = field(default_factory=dict)
     due: float = 0.0
@@ -203,7 +203,9 @@ class MemoryCallQueue(CallQueue):
             self._is_held(key, queue)
             return reply
 
-    def release(self, request: QueuedRelease, release: Callable[[], ReleaseReply]) -> ReleaseReply:
+    def release(
+        self, request: QueuedRelease, release: Callable[[], ReleaseReply]
+    ) -> tuple[ReleaseReply, Hint | None]:
         """The steps of ``queue_release.lua`` around those of ``release``."""
         key, token = request.keys[0], request.token
         with self._guard:
@@ -244,9 +246,7 @@ class MemoryCallQueue(CallQueue):
                 hinted = self._take_out(
                     key, call, token, request.ended_ttl, request.may_return_from, cools
                 )
-        if hinted is not None:
-            request.publish(replace(hinted.hint(key), countdown=cools))
-        return reply
+        return reply, None if hinted is None else replace(hinted.hint(key), countdown=cools)
 
     # --- for clients -----------------------------------------------------------------------------
 
@@ -329,7 +329,7 @@ class MemoryCallQueue(CallQueue):
             due = [key for key, queue in self._queues.items() if queue.due <= now]
         return [key for key in due if Keyspace.shard(key) == shard][:limit]
 
-    def look(self, key: str, *, timeout: float) -> tuple[bool, Hint] | None:
+    def sweep(self, key: str, *, timeout: float) -> tuple[bool, Hint] | None:
         with self._guard:
             found = self._queues.get(key)
             if found is None or found.due > self._clock.now():

@@ -30,9 +30,9 @@ from ..core.heartbeat import timeout_for
 from ..core.lease import Kind, Lease, Token
 from ..core.store import NewestCall, Refused, Relation
 from ..policy import ConflictAction
+from ..run_feature import Feature, Run
 from ..runtime import Runtime
 from .interrupt import is_loss
-from .run_feature import Feature, Run
 
 
 class CallOrder:

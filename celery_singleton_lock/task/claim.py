@@ -21,7 +21,7 @@ from ..errors import StoreError
 from ..message.claim import CONTINUED, Claim
 from ..message.times import seconds_until
 from ..policy import Unique
-from .run_feature import Run
+from ..run_feature import Run
 
 logger = logging.getLogger("celery_singleton_lock")
 

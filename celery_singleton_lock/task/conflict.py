@@ -19,8 +19,8 @@ from typing import Final
 from ..core.lease import Kind, Record
 from ..core.store import Relation
 from ..message.header import Delivery
+from ..message.requeue import AGAIN, SHORTLY, Pace
 from ..policy import ConflictAction, OnConflict
-from .requeue import AGAIN, SHORTLY, Pace
 
 _ASKED: Final = "the holder is asked to end"
 _NO_PLACE: Final = "an eager call takes no place in its queue"

@@ -18,9 +18,9 @@ from ..core.store import Acquire, Refused, Relation
 from ..errors import LockKeyError
 from ..message.arguments import call_of_arguments, unpack_arguments
 from ..message.claim import Claim
+from ..message.requeue import why_not
 from ..policy import OnDuplicate
-from .requeue import why_not
-from .run_feature import Feature, Run
+from ..run_feature import Feature, Run
 
 logger = logging.getLogger("celery_singleton_lock")
 

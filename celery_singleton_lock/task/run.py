@@ -55,6 +55,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from celery import signals, states
@@ -88,11 +89,14 @@ from ..core.store import (
 from ..core.waiter import Waiter
 from ..errors import LockConflict, SingletonLockError, StoreError, StoreUnavailable
 from ..instrumentation.sentry import close_check_in
+from ..key_queue.run_part import Queue, leave, publish_next
 from ..message.claim import JOINED, TASK_RUN, Claim
 from ..message.header import HEADER, UNNAMED_KEY, VERSION, Delivery, is_unnamed, mint_nonce
+from ..message.requeue import AGAIN, FOR_ANOTHER_WORKER, Pace, publish_copy, why_not
 from ..message.skipped import skipped_value
 from ..message.times import seconds_until
 from ..policy import ACTIONS, OnLost, OnStoreError, Policy
+from ..run_feature import Ending, Feature
 from ..runtime import WITHOUT_SERVER, Runtime
 from . import claim as claims
 from .cancel_running import CancelRunning
@@ -100,10 +104,7 @@ from .conflict import Decision, Outcome, decide, is_overtaken
 from .context import held_here, held_lease
 from .interrupt import Body, is_loss
 from .period import Period
-from .queue import Queue, leave
 from .replace import NewestArguments
-from .requeue import AGAIN, FOR_ANOTHER_WORKER, Pace, publish_copy, why_not
-from .run_feature import Ending, Feature
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -762,7 +763,7 @@ class TaskRun:
             Ignore: Another delivery of this attempt has the lease, or has finished.
         """
         ending = Ending(goes_on=release.completion is None)
-        reply = self._locker.release(lease, self._completed(release, ending))
+        reply = self._send(lease, self._completed(release, ending))
         # Last: after an exception from a signal handler before this line, finish() releases the
         # lease again, because the store may not have got this release.
         self._state = _State.RELEASED
@@ -779,6 +780,11 @@ class TaskRun:
             self._requeue(copy, AGAIN, _LEFT, None)
         self.emit(EventName.DROPPED, reason=_LEFT)
         raise Ignore
+
+    def _send(self, lease: Lease, release: Release) -> ReleaseReply | None:
+        """Release ``lease``, and publish the call that follows in the queue of its key."""
+        publish = partial(publish_next, self) if release.queued else None
+        return self._locker.release(lease, release, publish)
 
     def _completed(self, release: Release, ending: Ending) -> Release:
         for feature in self._features:
@@ -803,6 +809,11 @@ class TaskRun:
     def interrupt(self) -> None:
         """Interrupt the body, from another thread."""
         self._body.interrupt()
+
+    def free_claim(self) -> None:
+        """Free the claim of a message that ends without a lease."""
+        if (change := claims.freed(self, ended=True)) is not None:
+            claims.change(self, change)
 
     def revoke(self, reason: str) -> None:
         """Store the result REVOKED."""
@@ -853,7 +864,7 @@ class TaskRun:
             if began and self.acks_late:
                 release.completion = CompletionState.DONE
                 release.completion_ttl = self.runtime.settings.completion_ttl
-            self._locker.release(lease, self._completed(release, Ending()))
+            self._send(lease, self._completed(release, Ending()))
         elif claim is not None:
             claims.change(self, claim)
         self._state = _State.SETTLED
@@ -875,7 +886,7 @@ class TaskRun:
             # This process may be about to end, or the message is acknowledged next and only the
             # completion record keeps its duplicates from running again. So this release waits for
             # the reply.
-            self._locker.release(lease, release)
+            self._send(lease, release)
         else:
             # No later step depends on the reply: the result is stored, and Celery sends the same
             # messages after any reply.

@@ -20,15 +20,17 @@ from celery import Celery, bootsteps, signals
 
 from ..celery_compat import forks, read_replies_to_sent_pops
 from ..core import observers
+from ..core.fork_locks import FORK_LOCKS
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Token
 from ..core.store import Acquire, Release, Store
 from ..errors import DOCS, SettingsError, StoreError, StoreUnavailable
 from ..instrumentation import EventPipe
+from ..key_queue.join import call_queue
+from ..key_queue.sweep import QueueSweep
 from ..message.header import mint_nonce
 from ..policy import OPTIONS, ConflictAction, OnDuplicate, Policy, Unique, seconds
 from ..publish.duplicate import RPC_CURE, sends_results_to_first_caller
-from ..publish.queue import call_queue
 from ..publish.replace import check_replaceable
 from ..runtime import IN_MEMORY, Runtime, singleton_tasks
 from ..settings import Settings
@@ -37,10 +39,8 @@ from ..stores.eviction import REMEDY
 from ..stores.remedies import fault_of
 from .discarded import watch_discards
 from .event_sender import EventSender
-from .fork_locks import FORK_LOCKS
 from .other_prefix import PAGE, leases_elsewhere, text_of
 from .parent_heartbeat import ParentHeartbeat
-from .queue_look import QueueLook
 from .shared_memory import SharedMemory
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -52,7 +52,7 @@ _TRIAL_TTL: Final = 10.0
 OFF: Final = f"{DOCS}how-to/switch.html"
 # Seconds that the end of a process waits for each reply to a release whose event is awaited.
 _LAST_REPLIES: Final = 0.5
-# Seconds between two looks at whether remote control has switched task events on or off.
+# Seconds between two sweeps at whether remote control has switched task events on or off.
 _LOOK_AT_EVENTS: Final = 1.0
 
 
@@ -118,7 +118,7 @@ class SingletonStep(bootsteps.StartStopStep):
                 _try_out(runtime, store)
         if runtime.store.call_queue is not None:
             has_queues = any(map(_is_queued, singleton_tasks(worker.app)))
-            QueueLook(worker.app, open_store, is_over, has_queues=has_queues).start()
+            QueueSweep(worker.app, open_store, is_over, has_queues=has_queues).start()
         if isinstance(memory, SharedMemory) and runtime.store.capabilities.renews_for_others:
             heartbeat = ParentHeartbeat(memory, runtime.open_store(), runtime.clock)
             heartbeat.start(is_over)

@@ -45,15 +45,16 @@ from celery.exceptions import TimeLimitExceeded, WorkerLostError
 from .. import celery_compat
 from ..core.events import Event, EventName
 from ..core.lease import Holder, Kind, Token
+from ..core.retry_queue import MAIN_THREAD_TIMEOUT
 from ..core.store import ClaimChange, Release, ReleaseReply, Store
 from ..errors import StoreUnavailable
+from ..key_queue import ends as queue_ends
 from ..message.claim import Claim
 from ..message.header import call_of, header_of, options_of
 from ..policy import Unique
 from ..runtime import Runtime
-from . import queue_end
 from .discarded import report
-from .main_thread import TIMEOUT, ask, ask_later
+from .main_thread import ask, ask_later
 from .shared_memory import DeadLease, SharedMemory
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -127,7 +128,9 @@ def release_leases(request: Any, become: Kind | None, comes_back: bool = False) 
         )
         ask(runtime, end.what, note.ttl, partial(_release, call=call, end=end), end.fail)
         if token.task_id == str(request.id):
-            queue_end.take_out(request, note.keys[0], token, comes_back)
+            removal = queue_ends.of_dead_child(request, note.keys[0], token, comes_back)
+            if removal is not None:
+                ask(runtime, *removal)
     if become is None:
         memory.empty(request.worker_pid)
     if not has_claim:
@@ -168,7 +171,7 @@ def _claim_change(
     token = _token(request)
     what = f"{request.task.name}[{request.id}] has ended with the claim {change.key}"
     ttl = change.ttl or request.task.singleton_policy().unique_for
-    return what, ttl, lambda store: store.change_claim(token, change, timeout=TIMEOUT)
+    return what, ttl, lambda store: store.change_claim(token, change, timeout=MAIN_THREAD_TIMEOUT)
 
 
 def _claim_after(
@@ -282,7 +285,7 @@ def _release(store: Store, *, call: Release, end: _End) -> None:
 
     The parent's connection is idle between the deaths of two children.
     """
-    timeout = _DYING_TIMEOUT if call.become else TIMEOUT
+    timeout = _DYING_TIMEOUT if call.become else MAIN_THREAD_TIMEOUT
     try:
         reply = store.release(call, timeout=timeout)
     except StoreUnavailable as exc:

@@ -21,11 +21,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from ..core.retry_queue import MAIN_THREAD_TIMEOUT
 from ..core.store import Store
-from ..publish.queue import claim_in
+from ..key_queue import ends as queue_ends
+from ..key_queue.hint import claim_in
 from ..runtime import Runtime
-from . import queue_end
-from .main_thread import TIMEOUT, ask_later
+from .main_thread import ask_later
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -63,7 +64,7 @@ def _discard(app: Any, message: Any, reason: str) -> None:
         # In protocol 1, the headers have no id.
         task_id = message.headers.get("id") or message.properties.get("correlation_id")
         headers = {**message.headers, "id": task_id}
-        queue_end.take_out_discarded(app, headers, reason)
+        take_out(app, headers, reason)
         _free_claim(app, headers, reason)
     except Exception:
         # The headers may have any form. They must not end the consumer.
@@ -79,11 +80,17 @@ def _free_claim(app: Any, headers: Mapping[str, Any], reason: str) -> None:
     task = f"{headers.get('task') or ''}[{token.task_id}]"
 
     def send(store: Store) -> None:
-        store.change_claim(token, change, timeout=TIMEOUT)
+        store.change_claim(token, change, timeout=MAIN_THREAD_TIMEOUT)
         report(task, reason)
 
     what = f"{task} has ended with the claim {claim.key}"
     ask_later(runtime, what, claim.unique_for, send)
+
+
+def take_out(app: Any, headers: Mapping[str, Any], reason: str) -> None:
+    """Take the call of a message that nothing runs out of its queue, without waiting for it."""
+    if (end := queue_ends.of_discarded(app, headers, reason)) is not None:
+        ask_later(Runtime.of(app), *end)
 
 
 def report(task: str, reason: str) -> None:

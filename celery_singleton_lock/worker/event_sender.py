@@ -29,8 +29,8 @@ from celery.utils.time import utcoffset
 
 from ..celery_compat import limit_broker_timeouts
 from ..core import native_threads, observers
+from ..core.fork_locks import FORK_LOCKS
 from ..instrumentation import EventPipe
-from .fork_locks import FORK_LOCKS
 from .outbox import Outbox
 
 logger = logging.getLogger("celery_singleton_lock")

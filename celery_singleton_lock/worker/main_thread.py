@@ -14,16 +14,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
 
 from ..core import observers
 from ..core.store import Store
 from ..runtime import Runtime
 
 logger = logging.getLogger("celery_singleton_lock")
-
-#: Seconds to wait for a reply. The parent serves all of its children and must not wait longer.
-TIMEOUT: Final = 1.0
 
 
 @observers.elsewhere()

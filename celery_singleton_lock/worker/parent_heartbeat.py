@@ -55,19 +55,19 @@ from typing import Final
 
 from ..core import native_threads, observers
 from ..core.clock import Clock
+from ..core.fork_locks import FORK_LOCKS
 from ..core.heartbeat import interval_of, patience, retry_pause
 from ..core.lease import Holder, Lease, LossReason, Token, trust_of
 from ..core.process import lives
 from ..core.store import RENEWED, Renewal, Store
 from ..errors import StoreError
-from .fork_locks import FORK_LOCKS
 from .shared_memory import LeaseNote, RunningLease, SharedMemory
 
 logger = logging.getLogger("celery_singleton_lock")
 
 # Seconds between two reads of shared memory. A child can't wake this thread without a system call
 # per lease, and a lease with the shortest ttl, 0.3 s, is due after 0.1 s.
-_LOOK_EVERY: Final = 0.1
+_POLL_EVERY: Final = 0.1
 # The share of the interval by which a child must be late, so that its own heartbeat usually renews.
 _GRACE: Final = 0.1
 # Seconds until the next sweep after an unexpected exception.
@@ -119,7 +119,7 @@ class ParentHeartbeat:
             self._renew(late + [one for one in starving if now < self._due(one) <= horizon])
         now = self._clock.now()
         coming = [at - now for one in leases if (at := self._due(one)) > now]
-        return min([_LOOK_EVERY, *coming])
+        return min([_POLL_EVERY, *coming])
 
     def _due(self, lease: RunningLease) -> float:
         # A deadline is trust_of() seconds after the time at which its renewal was sent.

@@ -3,7 +3,7 @@
 Celery creates one request per message. The request of a singleton task gives the delivery a nonce
 of its own before a child sees it, because neither the task id nor ``redelivered`` identifies a
 delivery. It removes foreign headers with this library's names, and notes the queue of the message
-(`worker.message_origin`). If a pool child died or is being killed, it releases the leases of the
+(`message.origin`). If a pool child died or is being killed, it releases the leases of the
 child (`worker.dead_child`).
 
 All of this runs in the main thread of the worker's parent (prefork), or in the thread that consumes
@@ -39,10 +39,10 @@ from ..message.header import (
     header_of,
     mint_nonce,
 )
+from ..message.origin import find_origin
 from ..runtime import Runtime
-from . import queue_end
 from .dead_child import change_claim, discard_claim, is_alive, is_requeued, release_leases
-from .message_origin import find_origin
+from .discarded import take_out
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -130,7 +130,7 @@ class SingletonRequestMixin:
         if not is_shared:
             return
         discard_claim(self)
-        queue_end.take_out_discarded(self.app, message, "fanout")
+        take_out(self.app, message, "fanout")
         header = dict(header_of(message, str(self.id)))
         if not header:
             message[UNNAMED_KEY] = True
@@ -156,7 +156,7 @@ class SingletonRequestMixin:
 
     def _discard(self, reason: str) -> None:
         discard_claim(self, reason)
-        queue_end.take_out_discarded(self.app, self.request_dict, reason)
+        take_out(self.app, self.request_dict, reason)
 
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
         """As Celery's, which a cold shutdown calls. A call that does not come back has failed.
@@ -204,7 +204,7 @@ class SingletonRequestMixin:
                 change_claim(self, comes_back)
             if not comes_back:
                 reason = "lost" if is_lost else "ended"
-                queue_end.take_out_discarded(self.app, self.request_dict, reason)
+                take_out(self.app, self.request_dict, reason)
         elif not return_ok and isinstance(exc, (ContentDisallowed, DecodeError)):
             # The child could not decode the message, which this process has decoded. An error of
             # the body comes with return_ok.

@@ -39,8 +39,8 @@ from celery_singleton_lock.core.alarm import LockAlarm
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.key_queue.sweep import QueueSweep
 from celery_singleton_lock.stores.redlock.fanout import Node
-from celery_singleton_lock.worker.queue_look import QueueLook
 from tests.harness.journal import Journal
 
 #: Seconds; a body that outlives it needs the heartbeat.
@@ -78,7 +78,7 @@ if WITHOUT == "native":
     start_native_thread = native_threads.start_new_thread
 
     def start_new_thread(function: Callable[[], None], name: str) -> None:
-        if isinstance(getattr(function, "__self__", None), (Node, QueueLook)):
+        if isinstance(getattr(function, "__self__", None), (Node, QueueSweep)):
             start_native_thread(function, name)  # they wait for queues that block the whole thread
         else:
             threading.Thread(target=function, name=name, daemon=True).start()

@@ -29,10 +29,10 @@ from kombu import Queue
 from celery_singleton_lock import OnConflict, SingletonTask, hold, singleton_task
 from celery_singleton_lock.core.store import QueuedRelease
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.publish import queue as publish
+from celery_singleton_lock.key_queue import join as publish
+from celery_singleton_lock.key_queue import run_part as module
 from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.task import queue as module
 from tests.apps.gate import Gate
 from tests.harness.journal import Journal
 
@@ -98,15 +98,15 @@ if os.environ.get("NO_JOIN"):
 if os.environ.get("NO_REPLY"):
     unanswered: set[Any] = set()
 
-    def lose_first_reply(store: RedisStore, request: QueuedRelease, timeout: float) -> Any:
+    def lose_first_reply(store: RedisStore, request: QueuedRelease, *, timeout: float) -> Any:
         if request.token in unanswered:
-            return release(store, request, timeout)
+            return release(store, request, timeout=timeout)
         unanswered.add(request.token)
         store._run(scripts.queued_release_command(request), timeout)
         raise StoreUnavailable("no reply")
 
-    release = RedisStore._release_queued
-    RedisStore._release_queued = lose_first_reply  # type: ignore[method-assign]
+    release = RedisStore.release_queued
+    RedisStore.release_queued = lose_first_reply  # type: ignore[method-assign]
 
 
 @cache

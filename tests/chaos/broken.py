@@ -25,6 +25,7 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Lease, Token
 from celery_singleton_lock.core.retry_queue import RetryQueue
 from celery_singleton_lock.core.store import Acquire, GrantedArguments
+from celery_singleton_lock.key_queue.sweep import QueueSweep
 from celery_singleton_lock.stores.redis import scripts as redis_scripts
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.redlock.store import RedlockStore
@@ -33,7 +34,6 @@ from celery_singleton_lock.task.context import Block
 from celery_singleton_lock.worker import discarded
 from celery_singleton_lock.worker import request as request_module
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
-from celery_singleton_lock.worker.queue_look import QueueLook
 from celery_singleton_lock.worker.request import SingletonRequestMixin
 
 #: As the release script, but it doesn't look whose the key is.
@@ -213,7 +213,7 @@ def _without_message() -> None:
 
 def _without_looks() -> None:
     """A hint that got lost is lost."""
-    QueueLook.start = lambda self: None  # type: ignore[method-assign]
+    QueueSweep.start = lambda self: None  # type: ignore[method-assign]
 
 
 def _absent_means_ended() -> None:

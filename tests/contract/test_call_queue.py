@@ -235,7 +235,7 @@ def test_a_call_that_an_older_worker_has_ended_leaves_the_queue(calls: Calls) ->
     give(calls.store, calls.key, first, **done)
     assert calls.relation(new_token(first.task_id)) is Relation.DONE
     assert calls.is_due()
-    assert of(second, calls.hinted_by_look())
+    assert of(second, calls.hinted_by_sweep())
 
 
 def test_every_end_leaves_a_completion_record_whichever_attempt_a_copy_has(early: Calls) -> None:
@@ -290,7 +290,7 @@ def test_an_attempt_that_was_acknowledged_early_is_not_hinted_for_its_retry(earl
     early.release(first, goes_on=True)
     assert early.relation(second) is Relation.QUEUED
     assert not early.is_due()
-    assert early.lost_by_look().call_id == first.call_id
+    assert early.lost_by_sweep().call_id == first.call_id
 
 
 def test_a_call_that_retries_keeps_its_place(calls: Calls) -> None:
@@ -321,12 +321,12 @@ def test_a_repeated_release_of_a_call_that_retries_has_the_same_reply(calls: Cal
     assert of(second, calls.end(newer))
 
 
-def test_a_look_publishes_the_newest_attempt(calls: Calls) -> None:
+def test_a_sweep_publishes_the_newest_attempt(calls: Calls) -> None:
     (token,) = calls.joined(1)
     calls.begin(token)
     calls.join(new_token(token.task_id, retries=1), message=b"the second attempt")
     calls.lose_lease()
-    hint = calls.hinted_by_look()
+    hint = calls.hinted_by_sweep()
     assert (hint.message, hint.has_begun) == (b"the second attempt", False)
 
 
@@ -338,7 +338,7 @@ def test_a_message_that_is_requeued_replaces_the_older_copy(calls: Calls) -> Non
     assert calls.relation(new_token(first.task_id)) is Relation.SUPERSEDED
     calls.begin(new_token(first.task_id), sequence=1)
     calls.lose_lease()
-    assert calls.hinted_by_look().message == b"after a loss"
+    assert calls.hinted_by_sweep().message == b"after a loss"
 
 
 def test_a_message_that_arrives_before_it_has_joined_joins_before_its_body_begins(
@@ -357,7 +357,7 @@ def test_a_message_that_arrives_before_it_has_joined_joins_before_its_body_begin
         calls.begin(newer, sequence=sequence)
         assert calls.relation(first) is Relation.SUPERSEDED
         calls.lose_lease()
-        assert calls.hinted_by_look().call_id == first.call_id
+        assert calls.hinted_by_sweep().call_id == first.call_id
     calls.begin(newer, sequence=1)
     assert of(second, calls.end(newer))
 
@@ -415,7 +415,7 @@ def test_a_call_that_has_left_a_queue_may_come_back(calls: Calls, has_joined: bo
     here, beyond = (new_token("t", retries=retries) for retries in (0, 2))
     following = new_token()
     calls.join(here)
-    calls.hinted_by_look()  # so that the end is remembered for a week
+    calls.hinted_by_sweep()  # so that the end is remembered for a week
     calls.begin(here)
     calls.join(following)
     if has_joined:
@@ -444,7 +444,7 @@ def test_a_call_that_has_left_a_queue_does_not_begin_there_again(early: Calls) -
 def test_a_call_that_the_broker_may_deliver_again_may_begin_again(calls: Calls) -> None:
     """Celery has rejected its message, and the queue of dead letters leads to this one."""
     (token,) = calls.joined(1)
-    calls.hinted_by_look()
+    calls.hinted_by_sweep()
     calls.begin(token)
     calls.end(token, may_return_from=0)
     calls.begin(token)
@@ -456,8 +456,8 @@ def test_a_call_that_the_broker_may_deliver_again_may_begin_again(calls: Calls) 
 def test_a_queue_is_due_as_soon_as_its_lease_has_ended(calls: Calls) -> None:
     first, _ = calls.joined(2)
     calls.begin(first, ttl=SHORT)
-    wait_until(calls.is_due, "the time of the look")
-    hint = calls.hinted_by_look()
+    wait_until(calls.is_due, "the time of the sweep")
+    hint = calls.hinted_by_sweep()
     assert of(first, hint, copies=2)
     assert hint.has_begun
     assert not calls.is_due()
@@ -467,11 +467,11 @@ def test_a_queue_is_due_as_soon_as_its_lease_has_ended(calls: Calls) -> None:
 def test_a_call_that_was_acknowledged_early_does_not_begin_again(early: Calls) -> None:
     first, second = early.joined(2)
     early.begin(first, ttl=SHORT)
-    wait_until(early.is_due, "the time of the look")
-    lost = early.lost_by_look()
+    wait_until(early.is_due, "the time of the sweep")
+    lost = early.lost_by_sweep()
     assert lost.call_id == first.call_id
     assert not early.is_due()
-    assert early.look() == (True, lost)  # the first client died before it had stored the result
+    assert early.sweep() == (True, lost)  # the first client died before it had stored the result
     assert early.relation(new_token(first.task_id)) is Relation.SUPERSEDED
     assert early.relation(second) is Relation.QUEUED
     removal, hint = early.remove(first)
@@ -507,9 +507,9 @@ def test_a_call_that_has_not_begun_is_given_back_though_its_lease_has_ended(earl
     first, second = early.joined(2)
     early.begin(first)
     early.lose_lease()
-    assert early.look() is None
+    assert early.sweep() is None
     assert not early.is_due(), "its client has time to say that no body has begun"
-    assert early.look_early() is None, "a look at the same time shortens it"
+    assert early.sweep_early() is None, "a sweep at the same time shortens it"
     (depth,) = early.queue.depths([early.key], timeout=TIMEOUT)
     assert depth.waiting == 1
     undone = early.release(first, goes_on=True, has_begun=False)
@@ -526,7 +526,7 @@ def test_a_call_that_another_client_has_begun_is_not_given_back(early: Calls) ->
     again = new_token(token.task_id)
     early.begin(again, asked=(token.nonce,))
     early.lose_lease()
-    assert early.look() is None
+    assert early.sweep() is None
     undone = early.release(token, goes_on=True, has_begun=False)
     assert undone == (ReleaseReply.NOT_OURS, None)
     assert early.relation(new_token(token.task_id)) is Relation.LOST
@@ -549,9 +549,9 @@ def test_a_call_that_has_begun_as_often_as_it_may_is_lost_and_the_next_one_runs(
 ) -> None:
     first, second = calls.joined(2)
     crash(calls, first)
-    assert calls.hinted_by_look().begins == 1
+    assert calls.hinted_by_sweep().begins == 1
     crash(calls, first)
-    assert calls.hinted_by_look().begins == 2
+    assert calls.hinted_by_sweep().begins == 2
     assert is_lost(calls, first)
     assert calls.relation(second) is Relation.QUEUED, "its result is stored before"
     lost, hint = calls.found_by_look()
@@ -577,7 +577,7 @@ def test_a_call_without_a_bound_may_begin_any_number_of_times(calls: Calls) -> N
     for _ in range(30):
         calls.begin(new_token(token.task_id))
         calls.lose_lease()
-    assert calls.hinted_by_look().begins == 30
+    assert calls.hinted_by_sweep().begins == 30
 
 
 def test_only_begins_of_bodies_count(calls: Calls) -> None:
@@ -591,7 +591,7 @@ def test_only_begins_of_bodies_count(calls: Calls) -> None:
     calls.begin(unanswered)
     calls.lose_lease()
     crash(calls, token, asked=(unanswered.nonce,))
-    assert calls.hinted_by_look().begins == 2
+    assert calls.hinted_by_sweep().begins == 2
     assert is_lost(calls, token)
 
 
@@ -609,7 +609,7 @@ def test_a_retry_may_begin_as_often_as_the_attempt_before_it(calls: Calls) -> No
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_of_clients_that_look_at_the_same_time_one_finds_the_call(
+def test_of_clients_that_sweep_at_the_same_time_one_finds_the_call(
     store: Store, is_lost: bool
 ) -> None:
     calls = Calls(store, late=not is_lost)
@@ -617,10 +617,10 @@ def test_of_clients_that_look_at_the_same_time_one_finds_the_call(
     if is_lost:
         calls.begin(token)
         calls.lose_lease()
-        assert calls.look() is None
+        assert calls.sweep() is None
     found = calls.found_by_look()
     assert (found[0], found[1].call_id) == (is_lost, token.call_id)
-    assert [calls.look_early() for _ in range(3)] == [None] * 3
+    assert [calls.sweep_early() for _ in range(3)] == [None] * 3
     assert calls.found_by_look()[0] is is_lost, "the first has died before it could act"
 
 
@@ -630,12 +630,12 @@ def test_a_copy_of_a_call_that_is_lost_makes_it_leave(early: Calls) -> None:
     early.lose_lease()
     assert early.relation(new_token(first.task_id)) is Relation.LOST
     assert early.is_due()
-    lost = early.look_early()
+    lost = early.sweep_early()
     assert lost is not None
     assert lost[0]
 
 
-def test_the_look_at_a_call_that_is_lost_is_not_put_off(calls: Calls) -> None:
+def test_the_sweep_at_a_call_that_is_lost_is_not_put_off(calls: Calls) -> None:
     """The parent of a process that died notices it late, when another delivery was refused."""
     first, second = calls.joined(2)
     for _ in range(2):
@@ -643,19 +643,19 @@ def test_the_look_at_a_call_that_is_lost_is_not_put_off(calls: Calls) -> None:
     assert is_lost(calls, first)
     calls.queue.defer(calls.key, seconds=LONG, timeout=TIMEOUT)
     assert calls.is_due()
-    lost = calls.look_early()
+    lost = calls.sweep_early()
     assert lost is not None
     assert lost[0]
-    # Its result could not be stored: the next look comes as soon as the client says.
+    # Its result could not be stored: the next sweep comes as soon as the client says.
     calls.queue.defer(calls.key, seconds=SHORT, timeout=TIMEOUT, unpublished=lost[1])
-    wait_until(calls.is_due, "the time of the look")
+    wait_until(calls.is_due, "the time of the sweep")
     assert calls.relation(second) is Relation.QUEUED
 
 
-def test_a_look_while_the_key_is_held_waits_for_the_end_of_the_lease(calls: Calls) -> None:
+def test_a_sweep_while_the_key_is_held_waits_for_the_end_of_the_lease(calls: Calls) -> None:
     first, _ = calls.joined(2)
     calls.begin(first)
-    assert calls.look() is None
+    assert calls.sweep() is None
     assert not calls.is_due()
 
 
@@ -665,7 +665,7 @@ def test_a_call_without_a_message_leaves_the_queue_to_the_next(calls: Calls) -> 
     calls.begin(first)
     (second,) = calls.joined(1)
     calls.lose_lease()
-    assert of(second, calls.hinted_by_look())
+    assert of(second, calls.hinted_by_sweep())
     assert calls.relation(new_token(first.task_id)) is Relation.UNQUEUED
 
 
@@ -673,8 +673,8 @@ def test_a_hint_that_was_not_published_is_due_again_soon(calls: Calls) -> None:
     (token,) = calls.joined(1)
     assert not calls.is_due()
     calls.queue.defer(calls.key, seconds=SHORT, timeout=TIMEOUT)
-    wait_until(calls.is_due, "the time of the look")
-    assert of(token, calls.hinted_by_look(), copies=2)
+    wait_until(calls.is_due, "the time of the sweep")
+    assert of(token, calls.hinted_by_sweep(), copies=2)
 
 
 def test_a_hint_that_was_not_published_is_no_copy(calls: Calls) -> None:
@@ -682,7 +682,7 @@ def test_a_hint_that_was_not_published_is_no_copy(calls: Calls) -> None:
     (token,) = calls.joined(1)
     for _ in range(8):
         calls.queue.defer(calls.key, seconds=0.001, timeout=TIMEOUT)
-        hint = calls.hinted_by_look()
+        hint = calls.hinted_by_sweep()
         assert of(token, hint, copies=2)
         calls.queue.defer(calls.key, seconds=LONG, timeout=TIMEOUT, unpublished=hint)
 
@@ -692,7 +692,7 @@ def test_an_empty_queue_is_not_due(calls: Calls) -> None:
     calls.begin(token)
     calls.end(token)
     calls.queue.defer(calls.key, seconds=0.001, timeout=TIMEOUT)
-    assert calls.look() is None
+    assert calls.sweep() is None
     assert not calls.is_due()
 
 
@@ -709,8 +709,8 @@ def test_a_queue_is_due_soon_after_another_client_has_left_the_key(store: Store)
     assert give(store, released.key, tokens[0]) is ReleaseReply.OURS
     assert store.free(freed.key, None)
     for one, token in zip(three, waiting, strict=True):
-        wait_until(one.is_due, "the time of the look")
-        assert of(token, one.hinted_by_look())
+        wait_until(one.is_due, "the time of the sweep")
+        assert of(token, one.hinted_by_sweep())
 
 
 def test_the_next_call_is_delayed_while_its_key_cools_down(calls: Calls) -> None:
@@ -732,9 +732,9 @@ def test_a_key_that_cools_down_for_long_keeps_the_queue_waiting(calls: Calls) ->
     first, second = calls.joined(2)
     calls.begin(first)
     assert calls.end(first, become=Kind.COOLING, become_ttl=61.0) is None
-    assert calls.look() is None
+    assert calls.sweep() is None
     calls.lose_lease()
-    assert of(second, calls.hinted_by_look())
+    assert of(second, calls.hinted_by_sweep())
 
 
 # Removals.
@@ -830,7 +830,7 @@ def test_a_retry_that_is_removed_leaves_the_key_that_is_reserved_for_it(calls: C
     calls.begin(second)
 
 
-def test_a_call_that_leaves_holds_up_the_queue_until_a_look(calls: Calls) -> None:
+def test_a_call_that_leaves_holds_up_the_queue_until_a_sweep(calls: Calls) -> None:
     """The client that has made it leave may still store its result, or may have died."""
     first, second = calls.joined(2)
     assert isinstance(calls.queue.leave(calls.key, second.call_id, timeout=TIMEOUT), Hint)
@@ -911,7 +911,7 @@ def test_a_late_end_of_a_call_that_was_taken_for_dead_releases_none_of_those_aft
     first, second, third = early.joined(3)
     early.begin(first)
     early.lose_lease()
-    early.lost_by_look()
+    early.lost_by_sweep()
     assert of(second, early.remove(new_token(first.task_id))[1])
     early.begin(second)
     assert early.release(first) == (ReleaseReply.NOT_OURS, None)
@@ -920,7 +920,7 @@ def test_a_late_end_of_a_call_that_was_taken_for_dead_releases_none_of_those_aft
     assert of(third, early.end(second))
 
 
-def test_keys_that_others_hold_do_not_keep_looks_from_the_keys_behind_them(store: Store) -> None:
+def test_keys_that_others_hold_do_not_keep_sweeps_from_the_keys_behind_them(store: Store) -> None:
     held, late = [Calls(store) for _ in range(3)], Calls(store)
     for one in held:
         take(store, one.key, ttl=LONG)
@@ -934,10 +934,10 @@ def test_keys_that_others_hold_do_not_keep_looks_from_the_keys_behind_them(store
     def all_are_seen() -> bool:
         for key in store.call_queue.due(Keyspace.shard(late.key), limit=2, timeout=TIMEOUT):
             seen.add(key)
-            late.queue.look(key, timeout=TIMEOUT)
+            late.queue.sweep(key, timeout=TIMEOUT)
         return names <= seen
 
-    wait_until(all_are_seen, "each look has two of the four")
+    wait_until(all_are_seen, "each sweep has two of the four")
 
 
 # What Redis keeps.
@@ -956,24 +956,24 @@ def client(server: Any) -> Iterator[redis.Redis]:
 
 
 def due_in(calls: Calls, client: redis.Redis) -> int | None:
-    """Seconds until the next look; None: there is none."""
+    """Seconds until the next sweep; None: there is none."""
     at: Any = client.zscore(Keyspace.call_queue(calls.key)[-1], calls.key)
     now, _ = client.time()
     return None if at is None else round(at / 1000 - now)
 
 
-def test_a_look_is_due_at_the_deadline_of_the_hint_or_at_the_end_of_the_lease(
+def test_a_sweep_is_due_at_the_deadline_of_the_hint_or_at_the_end_of_the_lease(
     on_server: Calls, client: redis.Redis
 ) -> None:
     first, _ = on_server.joined(2)
     deadlines = [due_in(on_server, client)]
     for _ in range(3):
-        on_server.hinted_by_look()
+        on_server.hinted_by_sweep()
         deadlines.append(due_in(on_server, client))
     assert deadlines == pytest.approx([60, 240, 960, 3840], abs=2)
     on_server.begin(first)
     assert due_in(on_server, client) == pytest.approx(LONG, abs=2)
-    assert on_server.look() is None
+    assert on_server.sweep() is None
     assert due_in(on_server, client) == pytest.approx(LONG, abs=2)
     on_server.release(first, goes_on=True, due_in=30.0)
     assert due_in(on_server, client) == pytest.approx(90, abs=2)
@@ -1000,7 +1000,7 @@ def test_calls_whose_states_were_lost_hold_up_no_others(
     after = new_token()
     on_server.join(after)
     on_server.queue.defer(on_server.key, seconds=0.0, timeout=TIMEOUT)
-    assert of(after, on_server.hinted_by_look())
+    assert of(after, on_server.hinted_by_sweep())
     on_server.begin(after)
     on_server.end(after)
     assert client.exists(on_server.key, *Keyspace.call_queue(on_server.key)[:2]) == 0
@@ -1037,7 +1037,7 @@ def test_an_end_is_known_for_a_week_if_a_message_was_published_twice(
     on_server: Calls, client: redis.Redis
 ) -> None:
     first, second = on_server.joined(2)
-    on_server.hinted_by_look()
+    on_server.hinted_by_sweep()
     for token in (first, second):
         on_server.begin(token)
         on_server.end(token)
@@ -1053,7 +1053,7 @@ def test_an_end_is_known_for_a_week_if_the_broker_may_have_a_message_that_it_ref
     refused = Hint(key=on_server.key, call_id=token.call_id, copies=1, begins=0, message=b"m")
     options: Any = {"unpublished": refused, "perhaps": perhaps}
     on_server.queue.defer(on_server.key, seconds=LONG, timeout=TIMEOUT, **options)
-    assert of(token, on_server.hinted_by_look())
+    assert of(token, on_server.hinted_by_sweep())
     on_server.begin(token)
     on_server.end(token)
     known_for = client.ttl(Keyspace.ended(on_server.key, token.call_id))
@@ -1064,7 +1064,7 @@ def test_an_end_without_a_body_is_known_for_a_week_as_well(
     on_server: Calls, client: redis.Redis
 ) -> None:
     first, second = on_server.joined(2)
-    on_server.hinted_by_look()
+    on_server.hinted_by_sweep()
     for token in (first, second):
         on_server.remove(token)
     ttls = [client.ttl(Keyspace.ended(on_server.key, token.call_id)) for token in (first, second)]
@@ -1076,7 +1076,7 @@ def test_the_first_call_that_leaves_is_due_soon_whatever_its_hint_s_deadline(
 ) -> None:
     (token,) = on_server.joined(1)
     for _ in range(3):
-        on_server.hinted_by_look()
+        on_server.hinted_by_sweep()
     on_server.queue.leave(on_server.key, token.call_id, timeout=TIMEOUT)
     assert due_in(on_server, client) == pytest.approx(60, abs=2)
 
@@ -1143,4 +1143,4 @@ def test_calls_are_taken_out_and_published_again_by_a_full_server(
         )
         assert of(second, on_server.remove(first)[1])
         on_server.queue.defer(on_server.key, seconds=0.0, timeout=TIMEOUT)
-        assert of(second, on_server.hinted_by_look(), copies=2)
+        assert of(second, on_server.hinted_by_sweep(), copies=2)

@@ -287,7 +287,7 @@ def test_calls_of_a_queue_whose_slot_is_half_moved_keep_their_order_and_none_is_
         moved = cluster.keys_in(slot, source)
         assert len(moved) > 5
         cluster.move_keys(moved[::2], source, target)
-        for request in (lambda: calls.join(third), lambda: calls.end(first), calls.look):
+        for request in (lambda: calls.join(third), lambda: calls.end(first), calls.sweep):
             with pytest.raises(StoreUnavailable):
                 request()
     finally:

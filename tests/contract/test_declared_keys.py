@@ -173,7 +173,7 @@ def queue_calls(store: RedisStore) -> None:
     calls.end(newer)
     calls.begin(second)
     calls.lose_lease()
-    calls.look()
+    calls.sweep()
     calls.remove(second)
     calls.remove(third, only_unbegun=True)
     calls.queue.leave(calls.key, fourth.call_id, timeout=TIMEOUT)

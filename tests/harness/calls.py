@@ -73,17 +73,14 @@ class Calls:
     def release(
         self, token: Token, *, goes_on: bool = False, due_in: float = 0.0, **options: Any
     ) -> tuple[ReleaseReply, Hint | None]:
-        hints: list[Hint] = []
         request = QueuedRelease(
             keys=(self.key,),
             token=token,
-            publish=hints.append,
             ended_ttl=None if goes_on else DAY,
             due_in=due_in,
             **options,
         )
-        relation = self.store.release(request, timeout=TIMEOUT)
-        return relation, hints[0] if hints else None
+        return self.store.release_queued(request, timeout=TIMEOUT)
 
     def end(self, token: Token, **options: Any) -> Hint | None:
         relation, hint = self.release(token, **options)
@@ -98,34 +95,34 @@ class Calls:
         shard = Keyspace.shard(self.key)
         return self.key in self.queue.due(shard, limit=1000, timeout=TIMEOUT)
 
-    def look(self) -> tuple[bool, Hint] | None:
-        """A look whose time has come."""
+    def sweep(self) -> tuple[bool, Hint] | None:
+        """A sweep whose time has come."""
         self.queue.defer(self.key, seconds=0.0, timeout=TIMEOUT)
         # A deadline is a millisecond away at least. A queue without calls has none.
         wait_until(
             lambda: self.is_due() or not self.queue.calls(self.key, most=1, timeout=TIMEOUT),
             "its time has come",
         )
-        return self.look_early()
+        return self.sweep_early()
 
-    def look_early(self) -> tuple[bool, Hint] | None:
-        """A look whose time may not have come: a client is slow, and another one was before it."""
-        return self.queue.look(self.key, timeout=TIMEOUT)
+    def sweep_early(self) -> tuple[bool, Hint] | None:
+        """A sweep whose time may not have come: a client is slow, and another one was before it."""
+        return self.queue.sweep(self.key, timeout=TIMEOUT)
 
     def found_by_look(self) -> tuple[bool, Hint]:
-        """The first reply of a look: a lease that has ended may be there for a moment."""
-        found = wait_until(self.look, "a look that finds a call")
+        """The first reply of a sweep: a lease that has ended may be there for a moment."""
+        found = wait_until(self.sweep, "a sweep that finds a call")
         assert found is not None
         return found
 
-    def hinted_by_look(self) -> Hint:
+    def hinted_by_sweep(self) -> Hint:
         is_lost, hint = self.found_by_look()
         assert not is_lost
         return hint
 
-    def lost_by_look(self) -> Hint:
-        """The call at the head, whose lease has ended, as a look finds it: lost, after a while."""
-        assert self.look() is None
+    def lost_by_sweep(self) -> Hint:
+        """The call at the head, whose lease has ended, as a sweep finds it: lost, after a while."""
+        assert self.sweep() is None
         is_lost, hint = self.found_by_look()
         assert is_lost
         return hint

@@ -9,8 +9,8 @@ from kombu import Connection
 
 from celery_singleton_lock.core.call_queue import CallQueue
 from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.key_queue.sweep import QueueSweep
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.worker.queue_look import QueueLook
 from tests.harness.app_module import fresh_module
 from tests.harness.calls import Calls
 from tests.harness.cli import run_here
@@ -84,14 +84,14 @@ def make_due(stage: Stage, name: str) -> None:
     queue.defer(key, seconds=0.0, timeout=5.0)
 
 
-def look(stage: Stage, name: str) -> None:
-    """A look of this process, after the deadline of the hint of ``name``; no worker may look."""
+def sweep(stage: Stage, name: str) -> None:
+    """A sweep of this process, after the deadline of the hint of ``name``; no worker may look."""
     make_due(stage, name)
     key, queue = stage.app.early.lock_key(name, 0), call_queue(stage)
     due = partial(queue.due, Keyspace.shard(key), limit=1000, timeout=5.0)
     wait_until(lambda: key in due(), "the deadline has passed")
     store = Runtime.of(stage.app.app).store
-    QueueLook(stage.app.app, lambda: store, lambda: False).look()
+    QueueSweep(stage.app.app, lambda: store, lambda: False).sweep()
 
 
 def unreachable_broker() -> Connection:

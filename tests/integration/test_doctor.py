@@ -342,7 +342,7 @@ def test_a_call_that_no_worker_begins_is_reported(server: PrivateServer) -> None
     calls = Calls(Runtime.of(app).store)
     calls.key = task.lock_key(1)
     for _ in range(2):
-        calls.hinted_by_look()
+        calls.hinted_by_sweep()
     (finding,) = found(app, "queues")
     assert finding.severity is Severity.WARNING
     assert call.id in finding.text

@@ -42,13 +42,13 @@ from celery_singleton_lock.errors import (
     StoreError,
     StoreUnavailable,
 )
+from celery_singleton_lock.key_queue import sweep as queue_sweep
+from celery_singleton_lock.key_queue.hint import publish_hint, token_of
+from celery_singleton_lock.key_queue.sweep import QueueSweep
 from celery_singleton_lock.message.header import HEADER
 from celery_singleton_lock.message.stored_message import StoredMessage
-from celery_singleton_lock.publish.queue import publish_hint, token_of
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.call_queue import RedisCallQueue
-from celery_singleton_lock.worker import queue_look
-from celery_singleton_lock.worker.queue_look import QueueLook
 from example_project.private_server import PrivateServer
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.harness.app_module import fresh_module
@@ -438,7 +438,7 @@ def test_the_error_callbacks_of_a_call_that_is_lost_with_its_worker_are_called(
     begun(stage, lost.id, 0)
 
 
-def test_a_look_passes_over_a_queue_that_it_can_not_read(
+def test_a_sweep_passes_over_a_queue_that_it_can_not_read(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     """Another program has written to its key. The calls of other keys are published."""
@@ -461,8 +461,8 @@ def test_more_keys_than_one_look_takes_and_the_log_names_keep_none_from_the_keys
     stage: Stage, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their queues can't be read, so they stay the first ones that are due."""
-    monkeypatch.setattr(queue_look, "_KEYS", 2)
-    monkeypatch.setattr(queue_look, "_MOST_REFUSED", 1)
+    monkeypatch.setattr(queue_sweep, "_KEYS", 2)
+    monkeypatch.setattr(queue_sweep, "_MOST_REFUSED", 1)
     unreadable = [f"{name}-{number}" for number in range(5)]
     for each in (*unreadable, name):
         stage.app.early.apply_async((each, 0), queue=name)
@@ -473,16 +473,16 @@ def test_more_keys_than_one_look_takes_and_the_log_names_keep_none_from_the_keys
         stage.redis.delete(calls)
         stage.redis.set(calls, "no hash")
     store = Runtime.of(stage.app.app).store
-    look = QueueLook(stage.app.app, lambda: store, lambda: False)
+    sweep = QueueSweep(stage.app.app, lambda: store, lambda: False)
     readable = stage.app.early.lock_key(name, 0)
 
     def copies() -> int:
-        look.look()  # other keys may be due before, each for one look
+        sweep.sweep()  # other keys may be due before, each for one sweep
         (call,) = call_queue(stage).calls(readable, most=1, timeout=5.0)
         return call.copies
 
     try:
-        wait_until(lambda: copies() == 2, "a look has come to the key behind them")
+        wait_until(lambda: copies() == 2, "a sweep has come to the key behind them")
     finally:
         for key in keys:
             queue, calls, due = Keyspace.call_queue(key)
@@ -490,10 +490,10 @@ def test_more_keys_than_one_look_takes_and_the_log_names_keep_none_from_the_keys
             stage.redis.zrem(due, key)
 
 
-def test_the_log_names_a_bounded_number_of_keys_that_a_look_passes_over(
+def test_the_log_names_a_bounded_number_of_keys_that_a_sweep_passes_over(
     stage: Stage, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(queue_look, "_MOST_REFUSED", 1)
+    monkeypatch.setattr(queue_sweep, "_MOST_REFUSED", 1)
     keys = []
     for each in (f"{name}-one", f"{name}-other"):
         stage.app.early.apply_async((each, 0), queue=name)
@@ -503,7 +503,7 @@ def test_the_log_names_a_bounded_number_of_keys_that_a_look_passes_over(
         stage.redis.delete(calls)
         stage.redis.set(calls, "no hash")
     store = Runtime.of(stage.app.app).store
-    QueueLook(stage.app.app, lambda: store, lambda: False).look()
+    QueueSweep(stage.app.app, lambda: store, lambda: False).sweep()
     assert sum(f"can't check the queue of {key}" in caplog.text for key in keys) == 1
     for key in keys:
         queue, calls, due = Keyspace.call_queue(key)
@@ -512,7 +512,7 @@ def test_the_log_names_a_bounded_number_of_keys_that_a_look_passes_over(
 
 
 @pytest.mark.parametrize("is_silent", [False, True], ids=["down", "silent"])
-def test_a_look_passes_over_a_call_whose_result_can_not_be_read(
+def test_a_sweep_passes_over_a_call_whose_result_can_not_be_read(
     stage: Stage, name: str, redis_url: str, private_redis: PrivateServer, is_silent: bool
 ) -> None:
     """The calls of other keys are published nevertheless. Celery's client waits two minutes."""
@@ -536,7 +536,7 @@ def test_a_look_passes_over_a_call_whose_result_can_not_be_read(
         if is_silent:
             private_redis.pause()
             stack.callback(private_redis.resume)
-        QueueLook(app.app, lambda: calls.store, lambda: False).look()
+        QueueSweep(app.app, lambda: calls.store, lambda: False).sweep()
         (unread,) = calls.queue.calls(calls.key, most=1, timeout=5.0)
         assert calls.queue.due(shard, limit=9, timeout=5.0) == []
     assert unread.copies == 1, "it was not published"
@@ -560,7 +560,7 @@ def test_a_call_that_is_revoked_while_it_waits_is_passed_over(
 def test_many_calls_that_are_revoked_while_they_wait_are_passed_over_at_once(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
-    """Each waited for the next look of a worker: a second."""
+    """Each waited for the next sweep of a worker: a second."""
     first = running(stage, name)
     revoked = [stage.app.early.delay(name, number) for number in range(1, 61)]
     last = stage.app.early.delay(name, 61)
@@ -649,7 +649,7 @@ def elsewhere(stage: Stage, redis_url: str) -> Mapping[str, str]:
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_a_look_leaves_a_call_of_another_broker_to_the_workers_there(
+def test_a_sweep_leaves_a_call_of_another_broker_to_the_workers_there(
     stage: Stage, worker: CeleryWorker, name: str, elsewhere: Mapping[str, str], is_lost: bool
 ) -> None:
     result = stage.app.early.apply_async((name, 0), queue=name)
@@ -659,10 +659,10 @@ def test_a_look_leaves_a_call_of_another_broker_to_the_workers_there(
         if is_lost:
             (call,) = calls.queue.calls(calls.key, most=1, timeout=5.0)
             calls.queue.leave(calls.key, call.call_id, timeout=5.0)
-        look = QueueLook(other.app, lambda: calls.store, lambda: False)
+        sweep = QueueSweep(other.app, lambda: calls.store, lambda: False)
         for _ in range(3):
             calls.queue.defer(calls.key, seconds=0.0, timeout=5.0)
-            look.look()
+            sweep.sweep()
         with redis.Redis.from_url(elsewhere["BROKER_URL"]) as broker:
             assert broker.keys() == []
     also_consume(stage, worker, name)
@@ -844,7 +844,7 @@ def test_a_body_that_meets_its_hard_time_limit_lets_the_next_call_run(
 def test_a_call_that_kills_its_process_each_time_fails_and_lets_the_next_call_run(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
-    """No bound of the broker ends it: each look publishes it again."""
+    """No bound of the broker ends it: each sweep publishes it again."""
     first, second = [stage.app.poison.delay(name, number) for number in (0, 1)]
     with pytest.raises(WorkerLostError, match="died each of the 3 times that it ran"):
         first.get(timeout=60)
@@ -1021,7 +1021,7 @@ def test_a_call_that_the_broker_refuses_leaves_no_place(
     assert numbers(stage, name) == [1]
 
 
-def test_a_call_whose_publisher_dies_before_its_message_is_sent_runs_at_a_look(
+def test_a_call_whose_publisher_dies_before_its_message_is_sent_runs_at_a_sweep(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     dies = f"""if True:
@@ -1107,7 +1107,9 @@ def test_a_join_that_is_repeated_after_the_end_of_its_call_makes_no_second_run(
         if not lost:
             lost.append(reply)
             make_due(stage, name)
-            wait_until(lambda: not in_queue(stage, name), "a look has published it, and it has run")
+            wait_until(
+                lambda: not in_queue(stage, name), "a sweep has published it, and it has run"
+            )
             raise StoreUnavailable("no reply")
         return reply
 
@@ -1124,7 +1126,7 @@ def test_a_call_of_which_no_reply_says_that_it_has_joined_is_unknown(
     lose_replies(monkeypatch, "join", 2)
     with pytest.raises(StoreUnavailable, match="it is unknown whether the call is in the queue"):
         stage.app.early.apply_async((name, 0), queue=name)
-    assert in_queue(stage, name) == 1, "it has one, and a look publishes it"
+    assert in_queue(stage, name) == 1, "it has one, and a sweep publishes it"
 
 
 def test_a_call_that_can_not_be_withdrawn_is_unknown(
@@ -1141,16 +1143,16 @@ def test_a_call_that_can_not_be_withdrawn_is_unknown(
 def test_a_call_that_has_begun_meanwhile_is_not_refused(
     stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker's error came late: a look has published the call."""
+    """The broker's error came late: a sweep has published the call."""
     queue: Any = call_queue(stage)
     remove = queue.remove
 
-    def after_a_look(self: Any, request: Remove, *, timeout: float) -> Any:
+    def after_a_sweep(self: Any, request: Remove, *, timeout: float) -> Any:
         make_due(stage, name)
         begun(stage, name, 0)
         return remove(request, timeout=timeout)
 
-    monkeypatch.setattr(type(queue), "remove", after_a_look)
+    monkeypatch.setattr(type(queue), "remove", after_a_sweep)
     with unreachable_broker() as connection:
         result = stage.app.early.apply_async((name, 0), connection=connection)
     assert result.get(timeout=30) == 0
@@ -1215,12 +1217,12 @@ def test_calls_that_no_worker_has_consumed_for_long_run_in_order_and_once(
     """Three deadlines pass before a worker consumes: four copies of the first message."""
     results = unconsumed(stage, name, 100)
     store = calls_of(stage, name).store
-    look = QueueLook(stage.app.app, lambda: store, lambda: False)
+    sweep = QueueSweep(stage.app.app, lambda: store, lambda: False)
     for copies in (2, 3, 4):
         make_due(stage, name)
 
         def is_published(copies: int = copies) -> bool:
-            look.look()  # or the worker of other tests has looked
+            sweep.sweep()  # or the worker of other tests has looked
             return bool(stage.redis.llen(name) == copies)
 
         wait_until(is_published, "it is published again")

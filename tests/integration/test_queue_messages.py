@@ -25,10 +25,10 @@ from celery_singleton_lock import inspection
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.key_queue.sweep import QueueSweep
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.redis.call_queue import RedisCallQueue
-from celery_singleton_lock.worker.queue_look import QueueLook
 from example_project.private_server import PrivateServer
 from tests.harness.app_module import fresh_module
 from tests.harness.bodies import power_cut
@@ -348,7 +348,7 @@ def test_a_link_is_kept_if_the_broker_refuses_it_for_a_while(
         wait_until_gone(stage, there)
 
 
-def test_a_look_publishes_a_bounded_number_of_calls(
+def test_a_sweep_publishes_a_bounded_number_of_calls(
     redis_url: str, tmp_path: Path, name: str
 ) -> None:
     with open_stage(redis_url, tmp_path, APP) as stage:
@@ -356,35 +356,35 @@ def test_a_look_publishes_a_bounded_number_of_calls(
         for key in keys:
             stage.app.early.apply_async((key, 0), queue=name)
         store = Runtime.of(stage.app.app).store
-        look = QueueLook(stage.app.app, lambda: store, lambda: False)
+        sweep = QueueSweep(stage.app.app, lambda: store, lambda: False)
         stage.redis.delete(name)
         for key in keys:
             make_due(stage, key)
         published, counts = 0, []
         while published < len(keys):
-            look.look()
-            # Which of the due keys a look gets is random.
+            sweep.sweep()
+            # Which of the due keys a sweep gets is random.
             counts.append(stage.redis.llen(name) - published)
             published += counts[-1]
         assert max(counts) <= 100
         assert sum(counts) == 150
 
 
-def test_workers_that_look_at_the_same_time_publish_each_call_once(
+def test_workers_that_sweep_at_the_same_time_publish_each_call_once(
     redis_url: str, tmp_path: Path, name: str
 ) -> None:
-    """The broker has lost the messages of many keys. A further copy would delay the next look."""
+    """The broker has lost the messages of many keys. A further copy would delay the next sweep."""
     with open_stage(redis_url, tmp_path, APP) as stage, ExitStack() as stack:
         keys = [f"{name}-{number}" for number in range(60)]
         for key in keys:
             stage.app.early.apply_async((key, 0), queue=name)
         stores = [stack.enter_context(closing(open_store(redis_url))) for _ in range(4)]
-        looks = [QueueLook(stage.app.app, lambda s=s: s, lambda: False) for s in stores]
+        looks = [QueueSweep(stage.app.app, lambda s=s: s, lambda: False) for s in stores]
         stage.redis.delete(name)
         for key in keys:
             make_due(stage, key)
         with ThreadPoolExecutor(len(looks)) as pool:
-            [*pool.map(QueueLook.look, looks)]
+            [*pool.map(QueueSweep.sweep, looks)]
         assert stage.redis.llen(name) == len(keys)
 
 
@@ -397,13 +397,13 @@ def test_each_look_declares_what_the_broker_has_lost_since_the_last_one(
         to: dict[str, Any] = {"exchange": entity.exchange, "declare": [entity]}
         stage.app.early.apply_async((name, 0), routing_key="any", **to)
         store = Runtime.of(stage.app.app).store
-        look = QueueLook(stage.app.app, lambda: store, lambda: False)
+        sweep = QueueSweep(stage.app.app, lambda: store, lambda: False)
         for copies in (2, 3):
             assert stage.redis.delete(f"_kombu.binding.{name}-topic", name) == 2
             make_due(stage, name)
 
             def is_published(copies: int = copies) -> bool:
-                look.look()
+                sweep.sweep()
                 key = stage.app.early.lock_key(name, 0)
                 (call,) = call_queue(stage).calls(key, most=1, timeout=5.0)
                 return call.copies == copies
@@ -412,7 +412,7 @@ def test_each_look_declares_what_the_broker_has_lost_since_the_last_one(
             assert stage.redis.llen(name) == 1
 
 
-def test_a_look_asks_for_some_of_many_shards_and_in_time_for_all(
+def test_a_sweep_asks_for_some_of_many_shards_and_in_time_for_all(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cluster has 256: workers that asked for all each second would keep its nodes busy."""
@@ -426,15 +426,15 @@ def test_a_look_asks_for_some_of_many_shards_and_in_time_for_all(
         return []
 
     monkeypatch.setattr(RedisCallQueue, "due", due)
-    look = QueueLook(stage.app.app, lambda: runtime.store, lambda: False)
-    look.look()
+    sweep = QueueSweep(stage.app.app, lambda: runtime.store, lambda: False)
+    sweep.sweep()
     assert len(asked) == len(set(asked)) == 12
     for _ in range(500):  # each shard is missed by all with a probability of 1e-11
-        look.look()
+        sweep.sweep()
     assert set(asked) == set(keyspace.all_shards())
 
 
-def test_a_worker_without_the_option_looks_at_the_queues_when_it_starts(
+def test_a_worker_without_the_option_sweeps_at_the_queues_when_it_starts(
     redis_url: str, tmp_path: Path, name: str
 ) -> None:
     """No message is left in the broker, and the option was switched off meanwhile."""

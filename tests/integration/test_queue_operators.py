@@ -33,8 +33,8 @@ from tests.integration.key_queue import (
     call_queue,
     cli,
     ended,
-    look,
     running,
+    sweep,
     unconsumed,
     unreachable_broker,
 )
@@ -82,10 +82,10 @@ def test_a_call_that_never_begins_is_reported_with_what_to_do(
     call = stage.app.early.apply_async((name, 0), queue=name)
     worker.stop()
     try:
-        look(stage, name)
+        sweep(stage, name)
         assert [one.fields["copies"] for one in logged(EventName.PUBLISHED)] == ["2"]
         assert not logged(EventName.STALLED)
-        look(stage, name)
+        sweep(stage, name)
     finally:
         worker.cont()
     (stalled,) = logged(EventName.STALLED, copies=3, routing_key=name)
@@ -479,7 +479,7 @@ def test_a_call_is_cancelled_again_if_the_result_backend_was_down(
     assert inspection.find_queue(stage.app.app, f"queue:{name}") is None
 
 
-def test_a_look_ends_what_the_process_of_an_operator_has_begun(
+def test_a_sweep_ends_what_the_process_of_an_operator_has_begun(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     first = running(stage, name)

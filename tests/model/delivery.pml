@@ -482,7 +482,7 @@ end:
         fi
       fi }
 
-  /* The holder finds a newer call, and its body ends, interrupted or not: REVOKED is stored under the lease. [core/heartbeat.py Heartbeat._look] [task/cancel_running.py CallOrder.watch] [task/cancel_running.py CancelRunning._end] [task/run.py TaskRun.end_for_good] */
+  /* The holder finds a newer call, and its body ends, interrupted or not: REVOKED is stored under the lease. [core/heartbeat.py Heartbeat._poll_newest] [task/cancel_running.py CallOrder.watch] [task/cancel_running.py CancelRunning._end] [task/run.py TaskRun.end_for_good] */
   :: d_step { child[me].at == BODY && child[me].trusts && IS_OLDER ->
       done[MY(job)] = 1;
       child[me].at = STORED }
@@ -498,7 +498,7 @@ end:
       faults--;
       requeue_copy(child[me].started) }
 
-  /* The same, but the lease was granted. [core/locker.py Locker.forget] */
+  /* The same, but the lease was granted. [core/locker.py Locker.undo] */
   :: d_step { child[me].at == ARRIVED && faults > 0 ->
       faults--;
       relate();
@@ -566,7 +566,7 @@ end:
       faults--;
       leave_soon() }
 
-  /* Publish the copy before the delivery is acknowledged. [task/requeue.py publish_copy] [task/run.py TaskRun._requeue] */
+  /* Publish the copy before the delivery is acknowledged. [message/requeue.py publish_copy] [task/run.py TaskRun._requeue] */
   :: d_step { child[me].at == PUTTING_BACK && IN_ORDER ->
       publish(MY(job), MY(attempt), MY(sequence) + 1, child[me].started);
       child[me].at = PUBLISHED;

@@ -415,7 +415,7 @@ end:
       c[me].again = 1;
       ask() }
 
-  /* No reply again, or an interruption between sending and reading: release by token. [core/locker.py Locker.acquire] [core/locker.py Locker.forget] */
+  /* No reply again, or an interruption between sending and reading: release by token. [core/locker.py Locker.acquire] [core/locker.py Locker.undo] */
   :: d_step { c[me].at == ASKING -> end_with(AT_ONCE) }
   :: d_step { HAPPENS(c[me].at == ASKING) -> end_with(LATER) }
   :: d_step { HAPPENS(c[me].at == ASKING) -> end_with(NEVER) }
@@ -533,7 +533,7 @@ end:
   :: d_step { c[me].held && c[me].trust == 0 -> stop_trusting() }
 #endif
 
-  /* The body ends, normally or interrupted, and releases; a reply to the heartbeat is ignored from now on. [core/locker.py Locker.release] [core/locker.py Locker.release] [core/heartbeat.py Heartbeat.discard] */
+  /* The body ends, normally or interrupted, and releases; a reply to the heartbeat is ignored from now on. [core/locker.py Locker.release] [core/locker.py Locker.release] [core/heartbeat.py Heartbeat.stop] */
   :: d_step { c[me].at == BODY -> end_with(AT_ONCE) }
   :: d_step { HAPPENS(c[me].at == BODY) -> end_with(LATER) }
 

@@ -1,5 +1,5 @@
 /* The queue of one key: two calls, of which the first retries once; two publishers, two workers and
- * their parents, the look, a foreign holder of the key. The store is the queue, the broker carries hints.
+ * their parents, the sweep, a foreign holder of the key. The store is the queue, the broker carries hints.
  *
  * [environment] marks what happens to the protocol.
  *
@@ -9,7 +9,7 @@
  *  3 a call that has returned is in the queue (a running one too) or has ended.
  *  4 no call begins after it has ended; an attempt that is acknowledged early begins at most once.
  *  5 while the queue is not empty and its key is free, its head is hinted, without a further publish.
- *  6 a queue that is not empty is due for a look.
+ *  6 a queue that is not empty is due for a sweep.
  *  7 no message is discarded without a done marker or an entry.
  *  8 no attempt begins after a newer one.
  *  9 a call that has raised never begins.
@@ -26,7 +26,7 @@
  * (14), a full store, max_waiting, min_hold, revoke and expires. A call that has begun as often as it may
  * (max_crashes) is ended as one that was acknowledged early; BOUNDED allows one begin of each attempt.
  *
- * State model. Scripts are atomic. There is no time: a deadline may pass at any moment, so a look may
+ * State model. Scripts are atomic. There is no time: a deadline may pass at any moment, so a sweep may
  * come at any moment. A lease ends when it is released or its holder is dead (lease.pml shows the rest); a loss
  * of a lease that is held is in lease.pml as well. A third identical copy of a message is not kept.
  * Numbers begin again when the queue is empty, which only bounds them. LATE: messages are acknowledged
@@ -275,7 +275,7 @@ end:
 #endif
   /* The reply to the join is lost, and it is repeated. [stores/redis/lua/queue_join.lua] */
   :: d_step { at == CALLED && FAULT; join(me, 0, r); r = 0; verify() }
-  /* The reply says whether to publish the hint; the call returns. [publish/queue.py joining] */
+  /* The reply says whether to publish the hint; the call returns. [key_queue/join.py joining] */
   :: d_step { at == JOINED ->
       if :: r -> publish(me, 0) :: else fi;
       r = 0;
@@ -378,7 +378,7 @@ end:
 #endif
       w[me].at = RETRY;
       verify() }
-  /* The next attempt is published. [publish/queue.py joining] */
+  /* The next attempt is published. [key_queue/join.py joining] */
   :: d_step { w[me].at == RETRY -> publish(0, 1); w[me].at = RELEASING }
   /* The key is released between two attempts. [stores/redis/lua/queue_release.lua] */
   :: d_step { w[me].at == RELEASING ->
@@ -396,7 +396,7 @@ end:
   :: d_step { w[me].at == ENDING -> end_it(); w[me].at = HINTING; verify() }
   /* The reply to the end is lost, and it is repeated. [stores/redis/lua/queue_release.lua] */
   :: d_step { w[me].at == ENDING && !w[me].again && FAULT; end_it(); w[me].again = 1; verify() }
-  /* The hint of the next is published; then the note is erased. [publish/queue.py publish_hint] */
+  /* The hint of the next is published; then the note is erased. [key_queue/hint.py publish_hint] */
   :: d_step { w[me].at == HINTING ->
       if :: w[me].reply != NO_CALL -> publish(w[me].reply, stored[w[me].reply]) :: else fi;
       noted[me] = NO_CALL;
@@ -415,7 +415,7 @@ end:
       if :: IS_LATE -> publish(MYC, w[me].a) :: else fi;
       if :: key == me + 1 -> key = ORPHAN :: else fi;
       leave() }
-  /* The parent publishes what its dead child owes. [worker/queue_end.py settle] */
+  /* The parent publishes what its dead child owes. [key_queue/ends.py of_dead_child] */
   :: d_step { w[me].at == IDLE && noted[me] != NO_CALL ->
       if :: state[noted[me]] == HINTED -> publish(noted[me], stored[noted[me]]) :: else fi;
       noted[me] = NO_CALL }
@@ -426,7 +426,7 @@ proctype look() {
 end:
   do
 #ifndef NO_SWEEP
-  /* A deadline passed, the key is free: hint the head again, or end what was lost. [stores/redis/lua/queue_look.lua] */
+  /* A deadline passed, the key is free: hint the head again, or end what was lost. [stores/redis/lua/queue_sweep.lua] */
   :: d_step { due && !EMPTY && key == FREE && (HEAD(0) || HEAD(1)) ->
       v = (HEAD(0) -> 0 : 1);
       if
@@ -439,7 +439,7 @@ end:
       fi;
       verify() }
 #endif
-  /* An empty queue is looked at no more. [stores/redis/lua/queue_look.lua] */
+  /* An empty queue is looked at no more. [stores/redis/lua/queue_sweep.lua] */
   :: d_step { due && EMPTY -> due = 0 }
   od
 }

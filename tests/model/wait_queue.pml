@@ -215,7 +215,7 @@ end:
       c[me].again = 1;
       ask() }
 
-  /* No reply, or it comes too late: release by token, which may arrive or not. [core/locker.py Locker.forget] [core/waiter.py Waiter.leave] */
+  /* No reply, or it comes too late: release by token, which may arrive or not. [core/locker.py Locker.undo] [core/waiter.py Waiter.leave] */
   :: d_step { c[me].at == ASKING ->
       release(me + 1);
       leave();

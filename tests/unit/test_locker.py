@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from celery_singleton_lock.core import native_threads
-from celery_singleton_lock.core.call_queue import Join, Place
+from celery_singleton_lock.core.call_queue import Hint, Join, Place
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
@@ -32,6 +32,7 @@ from celery_singleton_lock.core.store import (
     CompletionState,
     Granted,
     QueuedAcquire,
+    QueuedRelease,
     Refused,
     Relation,
     Release,
@@ -63,9 +64,16 @@ class CuedStore(MemoryStore):
         reply: ReleaseReply = self._perform("release", request, timeout)
         return reply
 
+    def release_queued(
+        self, request: QueuedRelease, *, timeout: float = 0
+    ) -> tuple[ReleaseReply, Hint | None]:
+        reply: tuple[ReleaseReply, Hint | None] = self._perform("release_queued", request, timeout)
+        return reply
+
     def _perform(self, name: str, request: Any, timeout: float) -> Any:
-        self.calls.append((name, request, timeout))
         method = getattr(super(), name)
+        name = name.removesuffix("_queued")
+        self.calls.append((name, request, timeout))
         cues = self.cues.get(name)
         if not cues:
             return method(request)

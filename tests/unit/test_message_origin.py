@@ -8,7 +8,7 @@ from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 
 from celery_singleton_lock.message.header import call_in_queue
-from celery_singleton_lock.worker.message_origin import find_origin, reached_with_delay
+from celery_singleton_lock.message.origin import find_origin, reached_with_delay
 
 WORK, NEWS = Exchange("work", "topic"), Exchange("news", "fanout")
 DELAYED = "celery_delayed_27"

@@ -10,6 +10,7 @@ from celery import Celery
 
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.instrumentation import EventPipe, lease_released
+from celery_singleton_lock.instrumentation.signals import SIGNALS
 from celery_singleton_lock.runtime import Runtime
 
 LOGGER = "celery_singleton_lock"
@@ -19,7 +20,8 @@ Observed = Callable[[EventName], bool]
 @pytest.fixture
 def observed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Observed:
     monkeypatch.setattr(EventPipe, "switch", b"\0")
-    monkeypatch.setattr(lease_released, "receivers", [])
+    for signal in SIGNALS.values():  # of other tests' apps in this process
+        monkeypatch.setattr(signal, "receivers", [])
     caplog.set_level(logging.ERROR, LOGGER)
     return Runtime(Celery(set_as_current=False)).events.observes
 

@@ -154,9 +154,9 @@ def test_the_result_of_a_lost_call_is_stored_in_the_bodies_hub(library: str) -> 
     """Celery calls the error callbacks of the call there, which are code of the user."""
     program = """
         from celery import Celery
-        from celery_singleton_lock.worker.queue_look import QueueLook
+        from celery_singleton_lock.key_queue.sweep import QueueSweep
 
-        look, found = QueueLook(Celery(broker="memory://"), None, None), native_threads.inbox()
+        look, found = QueueSweep(Celery(broker="memory://"), None, None), native_threads.inbox()
         ask = lambda: native_threads.original("get_ident")() == hub
         native_threads.start_new_thread(lambda: found.put(look._within(ask)), "look")
         assert found.get(timeout=30)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from billiard.process import current_process
 
-from celery_singleton_lock.core import native_threads
+from celery_singleton_lock.core import fork_locks, native_threads
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
@@ -26,7 +26,7 @@ from celery_singleton_lock.core.store import Acquire, ClaimChange, ClaimRequest,
 from celery_singleton_lock.errors import LeaseLost
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_token
-from celery_singleton_lock.worker import fork_locks, shared_memory
+from celery_singleton_lock.worker import shared_memory
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
 from celery_singleton_lock.worker.shared_memory import (
     NOTES,
@@ -704,7 +704,7 @@ def test_the_thread_goes_on_until_the_pool_is_over(
 def test_a_child_is_forked_when_the_parent_heartbeat_is_out_of_the_stores_client(
     bench: Bench, running: Callable[[Bench], ParentHeartbeat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_singleton_lock.worker.fork_locks._FORK_PATIENCE", 30.0)
+    monkeypatch.setattr("celery_singleton_lock.core.fork_locks._FORK_PATIENCE", 30.0)
     live, lease = live_bench(ttl=0.6)
     live.store.before_renewal = stall = Stall()
     running(live)
@@ -746,7 +746,7 @@ def test_a_childs_own_forks_wait_for_no_parent_heartbeat(
     running: Callable[[Bench], ParentHeartbeat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child's copy of the parent's lock stays locked for ever after the fork."""
-    monkeypatch.setattr("celery_singleton_lock.worker.fork_locks._FORK_PATIENCE", 600.0)
+    monkeypatch.setattr("celery_singleton_lock.core.fork_locks._FORK_PATIENCE", 600.0)
     live, lease = live_bench(ttl=60.0)
     running(live)
     pid = os.fork()

@@ -15,8 +15,8 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_singleton_lock import singleton_task
 from celery_singleton_lock.message.header import QUEUE_KEY, Delivery
+from celery_singleton_lock.message.requeue import publish_copy
 from celery_singleton_lock.message.stored_message import Capture, StoredMessage
-from celery_singleton_lock.task.requeue import publish_copy
 from celery_singleton_lock.testing import SingletonStore
 
 

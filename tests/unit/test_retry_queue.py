@@ -11,10 +11,10 @@ import pytest
 
 from celery_singleton_lock.core import native_threads, observers
 from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.fork_locks import FORK_LOCKS
 from celery_singleton_lock.core.retry_queue import RetryQueue
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.testing import ManualClock
-from celery_singleton_lock.worker.fork_locks import FORK_LOCKS
 from celery_singleton_lock.worker.main_thread import ask as ask_store
 from celery_singleton_lock.worker.main_thread import ask_later
 from tests.harness.deliveries import wait_until
@@ -222,7 +222,7 @@ def test_the_end_of_the_worker_waits_for_what_is_being_sent(running: RetryQueue)
 def test_a_child_is_forked_when_no_request_is_in_the_stores_client(
     running: RetryQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_singleton_lock.worker.fork_locks._FORK_PATIENCE", 30.0)
+    monkeypatch.setattr("celery_singleton_lock.core.fork_locks._FORK_PATIENCE", 30.0)
     running.guard = FORK_LOCKS["retry"]  # as the worker does
     stall = Stall()
     running.put(lambda store: stall(), 60.0, print)

@@ -368,7 +368,7 @@ def test_a_soft_time_limit_just_before_an_early_release_leaves_no_lease(
     releases: list[str] = []
     release = Locker.release
 
-    def struck(self: Locker, lease: Any, request: Any) -> Any:
+    def struck(self: Locker, lease: Any, request: Any, *publish: Any) -> Any:
         releases.append(lease.key)
         if len(releases) == 1:
             raise SoftTimeLimitExceeded

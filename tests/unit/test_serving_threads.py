@@ -1,6 +1,6 @@
 """Threads on which others depend run no log handler and no receiver of a signal.
 
-A handler that blocks there would delay renewals, releases, ticks or the looks at queues.
+A handler that blocks there would delay renewals, releases, ticks or the sweeps queues.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.observers import Observer
 from celery_singleton_lock.core.store import Acquire, Release, ReleaseReply
 from celery_singleton_lock.instrumentation import EventPipe
+from celery_singleton_lock.key_queue.sweep import QueueSweep
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task.hold import hold
@@ -33,7 +34,6 @@ from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_token
 from celery_singleton_lock.worker.event_sender import EventSender
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
-from celery_singleton_lock.worker.queue_look import QueueLook
 from tests.harness.deliveries import wait_until
 
 IsOver = Callable[[], bool]
@@ -86,8 +86,8 @@ def retry_queue(app: Celery, is_over: IsOver) -> None:
     Runtime.of(app).locker.queue.put(fail, 60.0, print)
 
 
-def queue_look(app: Celery, is_over: IsOver) -> None:
-    QueueLook(app, fail, is_over).start()
+def queue_sweep(app: Celery, is_over: IsOver) -> None:
+    QueueSweep(app, fail, is_over).start()
 
 
 class _BrokenOutbox:
@@ -158,7 +158,7 @@ def election_that_stalls(app: Celery, is_over: IsOver) -> None:
     [
         parent_heartbeat,
         retry_queue,
-        queue_look,
+        queue_sweep,
         event_sender,
         event_reader,
         zookeepers_janitor,

@@ -17,11 +17,11 @@ import pytest
 from celery import Celery, signals
 
 from celery_singleton_lock.core.events import Event, EventName
+from celery_singleton_lock.core.fork_locks import FORK_LOCKS
 from celery_singleton_lock.core.lease import Holder
 from celery_singleton_lock.instrumentation import EventPipe, send_worker_event
 from celery_singleton_lock.instrumentation.worker_events import DROPPED_EVENTS, END
 from celery_singleton_lock.worker.event_sender import EventSender
-from celery_singleton_lock.worker.fork_locks import FORK_LOCKS
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.harness.deliveries import wait_until
 from tests.harness.listener import Listener, type_of

@@ -92,8 +92,8 @@ class RedisCallQueue(CallQueue):
         command = scripts.QUEUE_DUE.command([f"{shard}:due"], [f"{limit}"])
         return [key.decode() for key in self._run(command, timeout)]
 
-    def look(self, key: str, *, timeout: float) -> tuple[bool, Hint] | None:
-        reply = self._run(scripts.QUEUE_LOOK.command([key, *Keyspace.call_queue(key)]), timeout)
+    def sweep(self, key: str, *, timeout: float) -> tuple[bool, Hint] | None:
+        reply = self._run(scripts.QUEUE_SWEEP.command([key, *Keyspace.call_queue(key)]), timeout)
         return (reply[0] == b"lost", hint_of(key, reply[1:])) if reply else None
 
     def defer(
@@ -106,7 +106,7 @@ class RedisCallQueue(CallQueue):
         perhaps: bool = False,
     ) -> None:
         call_id = unpublished.call_id if unpublished else ""
-        # Not at least 1 ms, as a ttl: a look that follows at once finds the key due.
+        # Not at least 1 ms, as a ttl: a sweep that follows at once finds the key due.
         arguments = [str(round(seconds * 1000)), call_id, "1" if perhaps else "0"]
         command = scripts.QUEUE_DEFER.command([key, *Keyspace.call_queue(key)], arguments)
         self._run(command, timeout)

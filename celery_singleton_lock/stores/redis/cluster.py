@@ -30,12 +30,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
+from ...core.call_queue import Hint
 from ...core.clock import Clock
 from ...core.key import Keyspace
 from ...core.lease import Kind, Lease, LossReason, Token
@@ -51,6 +53,7 @@ from ...core.store import (
     GrantedArguments,
     Mark,
     OnReply,
+    QueuedRelease,
     Refused,
     Relation,
     Release,
@@ -63,6 +66,9 @@ from . import scripts
 from .async_release import PendingRelease
 from .connection import Connection, Connections
 from .store import RedisStore
+
+R = TypeVar("R", bound=Release)
+H = TypeVar("H")
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -429,17 +435,32 @@ class ClusterStore(RedisStore):
         return reply
 
     def release(self, request: Release, *, timeout: float) -> ReleaseReply:
+        def send(request: Release) -> tuple[ReleaseReply, None]:
+            return super(ClusterStore, self).release(request, timeout=timeout), None
+
+        return self._release_with_claim(request, timeout, send)[0]
+
+    def release_queued(
+        self, request: QueuedRelease, *, timeout: float
+    ) -> tuple[ReleaseReply, Hint | None]:
+        send = partial(super().release_queued, timeout=timeout)
+        return self._release_with_claim(request, timeout, send)
+
+    def _release_with_claim(
+        self, request: R, timeout: float, send: Callable[[R], tuple[ReleaseReply, H]]
+    ) -> tuple[ReleaseReply, H]:
+        """Release by ``send``, and change a claim in another shard after it."""
         claim = _remote_claim(request.keys[0], request.claim)
         if claim is None:
-            return super().release(request, timeout=timeout)
+            return send(request)
         # The claim of a dying holder can only be freed, see release.lua.
         record = None if claim.phase is None else self._read(request.keys[0], timeout)
         is_kept = record is not None and record.kind is Kind.DYING
-        reply = super().release(replace(request, claim=None), timeout=timeout)
+        reply, following = send(replace(request, claim=None))
         frees = reply is not ReleaseReply.DUPLICATE and claim.phase is None
         if frees or (reply is ReleaseReply.OURS and not is_kept):
             self._change_remote(request.token, claim, timeout)
-        return reply
+        return reply, following
 
     def release_async(self, request: Release, *, timeout: float, on_reply: OnReply) -> bool:
         if _remote_claim(request.keys[0], request.claim) is not None:

@@ -38,6 +38,7 @@ from typing import Any, Final, TypeVar
 
 import redis
 
+from ...core.call_queue import Hint
 from ...core.key import Keyspace
 from ...core.lease import Kind, Lease, OperatorRelease, Phase, Record, Token
 from ...core.store import (
@@ -213,22 +214,22 @@ class RedisStore(Store):
         return found
 
     def release(self, request: Release, *, timeout: float) -> ReleaseReply:
-        release = self._release_queued if request.queued else self._release
-        reply = release(request, timeout)
+        reply = self._release(request, timeout)
         if self._pending.lost:
             self._pending.resend_lost()
         return reply
 
+    def release_queued(
+        self, request: QueuedRelease, *, timeout: float
+    ) -> tuple[ReleaseReply, Hint | None]:
+        reply, *call = self._run(scripts.queued_release_command(request), timeout)
+        if self._pending.lost:
+            self._pending.resend_lost()
+        return _RELEASE_REPLIES[reply], hint_of(request.keys[0], call) if call else None
+
     def _release(self, request: Release, timeout: float) -> ReleaseReply:
         (reply,) = self._pipeline([scripts.release_command(request)], timeout)
         self._loaded.add(Keyspace.shard(request.keys[0]))
-        return _RELEASE_REPLIES[reply]
-
-    def _release_queued(self, request: Release, timeout: float) -> ReleaseReply:
-        assert isinstance(request, QueuedRelease)
-        reply, *call = self._run(scripts.queued_release_command(request), timeout)
-        if call:
-            request.publish(hint_of(request.keys[0], call))
         return _RELEASE_REPLIES[reply]
 
     def release_async(self, request: Release, *, timeout: float, on_reply: OnReply) -> bool:

@@ -43,7 +43,7 @@ _GATE: Final = 2.0
 _PROBE_EVERY: Final = 0.05
 _PATIENCE: Final = 120.0
 # Seconds between two looks at the marks: a look takes time from the workers.
-_LOOK_EVERY: Final = 0.25
+_POLL_EVERY: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class _Stage:
         deadline = time.monotonic() + _PATIENCE
         while len(marks := self._of(key)) <= calls:
             assert time.monotonic() < deadline, f"{kind}: {len(marks)} of {calls} have run"
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_POLL_EVERY)
         return marks
 
     def _others(self, kind: str, meanwhile: Callable[[], None]) -> float:

@@ -1,7 +1,7 @@
 -- Prepended to the scripts that use the queue of the calls of a key; returns nothing by itself.
 -- The queue is a sorted set (member: the task; score: the number of the call), beside a hash with two
 -- fields for each call: '=<task>' is its state, '+<task>' its message. The due set of the shard has
--- each key whose queue is not empty, by the server time in ms of its next look.
+-- each key whose queue is not empty, by the server time in ms of its next sweep.
 -- A state: '<letter> <nesting>.<retries>.<sequence> <copies> <begins> <begun><repeated><late> <nonce>'. Letters:
 -- w waits; h hinted, its message is in the broker; b begun; o overdue: begun, acknowledged early, and its lease
 -- has ended; x leaves, it never begins again. The attempt and sequence are those of the stored message; copies counts how
@@ -44,14 +44,14 @@ local function call_queue(key, queue, calls, due)
   function self.head() return redis.call('ZRANGE', queue, 0, 0)[1] end
   function self.message(task) return redis.call('HGET', calls, '+' .. task) end
   function self.look_in(ms) redis.call('ZADD', due, string.format('%.0f', now + ms), key) end
-  -- As look_in, but a look that comes earlier stays.
+  -- As look_in, but a sweep that comes earlier stays.
   function self.look_by(ms) redis.call('ZADD', due, 'LT', string.format('%.0f', now + ms), key) end
-  -- Whether the time of its look has come. One that no deadline or ttl reaches: the server's clock was set back.
+  -- Whether the time of its sweep has come. One that no deadline or ttl reaches: the server's clock was set back.
   function self.is_due()
     local at = tonumber(redis.call('ZSCORE', due, key) or 0)
     return at <= now or at > now + 8 * 86400000
   end
-  -- Whether the key is held. Then the next look is at the end of the lease, or in a second if the holder has
+  -- Whether the key is held. Then the next sweep is at the end of the lease, or in a second if the holder has
   -- no place: its release does not know of the queue.
   function self.is_held()
     local value = redis.call('GET', key)

@@ -1,4 +1,4 @@
--- Look at the queue of a key after a while, if calls are in it; earlier if its first call leaves and is due.
+-- Sweep the queue of a key after a while, if calls are in it; earlier if its first call leaves and is due.
 -- KEYS: lock, queue, its calls, due set
 -- ARGV: ms, the task whose hint was not published ('' none), '1' if the broker may have it nevertheless
 -- Reply: 1
@@ -13,7 +13,7 @@ if call and call.letter == 'h' and call.copies > 0 then
 end
 local head = q.head()
 local first = head and q.read(head)
--- A call that leaves waits for its result alone. Its look is not put off by the parent of a process that
--- died with it, which defers the look until the broker has delivered the message once more.
+-- A call that leaves waits for its result alone. Its sweep is not put off by the parent of a process that
+-- died with it, which defers the sweep until the broker has delivered the message once more.
 if first and first.letter == 'x' then q.look_by(ARGV[1]) elseif head then q.look_in(ARGV[1]) end
 return 1

@@ -1,4 +1,4 @@
--- The keys of a shard whose time for a look has come.
+-- The keys of a shard whose time for a sweep has come.
 -- KEYS: due set. ARGV: the most keys
 -- Reply: the keys; if there are more, a part of them at random: those that can't be read stay the first
 local time = redis.call('TIME')

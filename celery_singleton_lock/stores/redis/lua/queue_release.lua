@@ -31,7 +31,7 @@ if not call then return {reply} end
 -- Repeated, because the reply was lost: the next message of the call was handed over, and has not arrived.
 if ttl == '' and reply ~= 'released' and call.letter == 'h' and call.nonce == '' and call.copies == 1
   and q.age(call, tonumber(nesting), tonumber(retries), call.sequence) > 0 then
-  call.repeated = '1' -- or a look has published it meanwhile
+  call.repeated = '1' -- or a sweep has published it meanwhile
   q.write(call)
   return to_publish(call)
 end
@@ -54,7 +54,7 @@ if ttl == '' then
   return {reply}
 end
 q.take_out(task, ended, nonce, ttl, first)
--- A worker keeps a delayed message in its memory; after a long time a look comes soon enough.
+-- A worker keeps a delayed message in its memory; after a long time a sweep comes soon enough.
 local next = q.hint(cools > 0 and cools <= 60000, cools)
 if not next then return {reply} end
 redis.call('SET', ended, nonce .. ' ' .. first .. ' ' .. next.task, 'KEEPTTL')

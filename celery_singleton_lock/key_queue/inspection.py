@@ -22,11 +22,11 @@ from ..core.heartbeat import MAX_TIMEOUT
 from ..core.key import stored_names
 from ..core.lease import Token
 from ..errors import SettingsError, StoreError, StoreUnavailable
+from ..key_names import ambiguous, login, without_prefix
 from ..message.stored_message import StoredMessage
-from ..publish.queue import emit, free_claim, publish_hint, token_of
-from ..publish.queue_results import RESULT_TIMEOUT, TAKEN_OUT, has_ended, revoke
 from ..runtime import Runtime
-from .names import ambiguous, login, without_prefix
+from .hint import emit, free_claim, publish_hint, token_of
+from .results import RESULT_TIMEOUT, TAKEN_OUT, has_ended, revoke
 
 # Calls that are read in one request, with their messages; keys whose calls are counted in one.
 _READ_AT_ONCE: Final = 100

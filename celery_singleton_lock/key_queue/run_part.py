@@ -18,12 +18,12 @@ from ..core.heartbeat import MAX_TIMEOUT, timeout_for
 from ..core.store import Acquire, QueuedAcquire, QueuedRelease, Refused, Relation, Release, Store
 from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..message.header import Delivery, header_of
+from ..message.requeue import publish_copy, why_not
 from ..message.stored_message import Capture
 from ..policy import ConflictAction
-from ..publish.queue import claim_of, publish_hint
-from . import claim as claims
-from .requeue import publish_copy, why_not
-from .run_feature import Ending, Feature, Run
+from ..run_feature import Ending, Feature, Run
+from .hint import publish_hint
+from .join import claim_of
 
 
 class Queue(Feature):
@@ -78,7 +78,7 @@ class Queue(Feature):
         """Join the queue, and end this delivery; a call at the head of the queue asks again."""
         relation = refused.relation
         if relation is Relation.LOST:
-            self._drop("lost")  # a look stores its failure, and publishes the next call
+            self._drop("lost")  # a sweep stores its failure, and publishes the next call
         if relation is Relation.QUEUED:
             self._drop("queued")
         if relation is not Relation.UNQUEUED:
@@ -111,7 +111,6 @@ class Queue(Feature):
         ttl = self.run.runtime.settings.completion_ttl
         return QueuedRelease(
             **given,
-            publish=self._publish,
             ended_ttl=None if ending.goes_on else ttl,
             due_in=ending.due_in,
             may_return_from=ending.may_return_from,
@@ -141,13 +140,9 @@ class Queue(Feature):
             claim_ttl=claim_ttl,
         )
 
-    def _publish(self, hint: Hint) -> None:
-        publish_hint(self.run.task.app, self._queue, hint)
-
     def _refuse(self, why: str, refused: Refused) -> NoReturn:
         run = self.run
-        if (change := claims.freed(run, ended=True)) is not None:
-            claims.change(run, change)
+        run.free_claim()
         text = f"{why}. The call has not run; send it again"
         raise LockConflict(text, run.key, refused.holder.for_error())
 
@@ -156,8 +151,15 @@ class Queue(Feature):
         raise Ignore
 
 
+def publish_next(run: Run, hint: Hint) -> None:
+    """Publish the call that follows the one of ``run`` in the queue of its key."""
+    queue = run.runtime.store.call_queue
+    assert queue is not None, "a store without queues hints no call"
+    publish_hint(run.task.app, queue, hint)
+
+
 def leave(run: Run, ending: Ending) -> None:
-    """Take a call out that has ended without a lease, or a look would publish it again.
+    """Take a call out that has ended without a lease, or a sweep would publish it again.
 
     Its key can't be computed any more, or it has none, or the store did not answer.
     """

@@ -3,7 +3,7 @@
 Overview
     The message is captured as Celery would publish it, and joins the queue in one request. It is
     published only if the call is to run next. Otherwise the end of the call before it publishes it
-    (`task.queue`), or a look does (`worker.queue_look`).
+    (`key_queue.run_part`), or a sweep does (`key_queue.sweep`).
 
 Guarantees
     A call whose ``apply_async`` has returned is in the queue. A call whose ``apply_async`` has
@@ -16,47 +16,39 @@ Failure handling
     No reply to the join: it is repeated once, and then the error is raised. The next attempt of a
     call, which keeps its place, is published instead. The broker refuses the message: the call is
     withdrawn, and the broker's error is raised. If Celery would repeat the publish, because the
-    call follows a task that has ended, it keeps its place, and a look publishes it.
+    call follows a task that has ended, it keeps its place, and a sweep publishes it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult
-from kombu import pools
 
-from ..celery_compat import library_errors, limit_broker_timeouts, repeats_publish
+from ..celery_compat import library_errors, repeats_publish
 from ..core.call_queue import CallQueue, Hint, Join, Place, Removal, Remove
-from ..core.events import Event, EventName
+from ..core.events import EventName
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.key import Keyspace
-from ..core.lease import Token
 from ..core.store import Store
 from ..errors import QueueFull, SettingsError, StoreError, StoreUnavailable
-from ..message.claim import JOINED, TASK_RUN, Claim
-from ..message.header import Delivery, header_of
+from ..message.claim import JOINED, TASK_RUN
 from ..message.stored_message import Capture, StoredMessage
 from ..message.times import seconds_until
 from ..policy import Policy
 from ..runtime import Runtime
-from .call import Send
+from .hint import claim_in, emit, publish_hint, publish_later, token_of
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Seconds until the next look at a key whose call could not be published.
-_AGAIN = 1.0
-# Seconds. A message that arrives before its key is free, because the worker's clock is ahead, is
-# dropped, and the call waits for a look.
-_CLOCKS_DIFFER = 0.02
 _WEEK = 604_800.0
-# The number of publications of a message without a run that is reported: after five minutes.
-STALLED_AFTER = 3
+#: A function that publishes a task id and options, as Celery's ``apply_async`` does.
+Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
 _UNKNOWN = "it is unknown whether the call is in the queue of its key, and will run"
 
 
@@ -166,86 +158,6 @@ def queue_of(attempt: Any, key: str) -> str:
     return str(run.key) if run is not None and run.computed_key == key else key
 
 
-def token_of(headers: Mapping[str, Any]) -> Token:
-    """The token of the first delivery of a message with these headers."""
-    return delivery_of(headers).token
-
-
-def delivery_of(headers: Mapping[str, Any]) -> Delivery:
-    """The first delivery of a message with these headers."""
-    from types import SimpleNamespace
-
-    fields = {"replaced_task_nesting": 0, "retries": 0, "delivery_info": None, **headers}
-    return Delivery.of(SimpleNamespace(**fields))
-
-
-def publish_hint(app: Any, queue: CallQueue, hint: Hint, producer: Any = None) -> bool:
-    """Publish the message of the call that is to run next; never raises.
-
-    If the broker does not take it, the key is due for a look in a second. A call of another broker
-    is left to the workers there.
-
-    Args:
-        app: The app.
-        queue: The queues of the store.
-        hint: The call.
-        producer: Publishes the message; None: one of this process.
-
-    Returns:
-        Whether the broker has taken it, or was not asked.
-    """
-    try:
-        message = StoredMessage.from_bytes(hint.message)
-        if is_of_another_broker(app, message):
-            # Due at once: no look of the workers there must miss it.
-            queue.defer(hint.key, seconds=0.0, timeout=MAX_TIMEOUT, unpublished=hint)
-            return True
-        eta = None
-        if hint.countdown:
-            eta = Runtime.of(app).clock.wall() + hint.countdown + _CLOCKS_DIFFER
-        options = {"eta": eta, "queues": app.amqp.queues, "retry": False}
-        if producer is not None:
-            message.publish(producer, **options)
-        else:
-            with _hint_producers(app).acquire(block=True) as publisher:
-                message.publish(publisher, **options)
-    except Exception as exc:
-        _publish_later(queue, hint, exc)
-        return False
-    _report(Runtime.of(app), hint, message)
-    return True
-
-
-def is_of_another_broker(app: Any, message: StoredMessage) -> bool:
-    """Whether an app made the call that shares the store with this one, but not the broker.
-
-    It may be another project, or another deployment of this one. The workers here may lack the task
-    and discard the message, or run it in the wrong place.
-    """
-    runtime = Runtime.of(app)
-    if not message.broker or message.broker in runtime.brokers:
-        return False
-    _warn_of_broker(message.broker, runtime.broker)
-    return True
-
-
-@cache
-def _warn_of_broker(broker: str, own: str) -> None:
-    logger.warning(
-        "singleton: calls of apps with the broker %s are in queues of keys here; they are left to "
-        "the workers there, because the broker of this app is %s. If the two are one, spell its "
-        "URL in one way; if not, give each project a singleton_lock_prefix",
-        *(broker, own),
-    )
-
-
-def claim_in(headers: Mapping[str, Any], runtime: Runtime) -> tuple[Token, Claim | None]:
-    """The token of a message with these headers, and the claim that they name."""
-    token = token_of(headers)
-    header = header_of(headers, token.task_id)
-    return token, Claim.from_header(header.get("claim"), runtime.keyspace)
-
-
 def claim_of(runtime: Runtime, key: str, message: StoredMessage) -> tuple[str, float]:
     """The claim of a call that joins the queue of ``key``, and the seconds until it expires there.
 
@@ -263,63 +175,6 @@ def claim_of(runtime: Runtime, key: str, message: StoredMessage) -> tuple[str, f
     if expires is None:
         return claim.key, _WEEK
     return claim.key, min(_WEEK, seconds_until(expires, runtime.app) or 0.0)
-
-
-def free_claim(runtime: Runtime, message: StoredMessage, *, timeout: float) -> None:
-    """End the claim of a call that leaves its queue without a body.
-
-    Raises:
-        StoreError: The store refuses the request, or does not answer.
-    """
-    token, claim = claim_in(message.headers, runtime)
-    if claim is not None:
-        runtime.store.change_claim(token, claim.freed(), timeout=timeout)
-
-
-def emit(runtime: Runtime, name: EventName, key: str, task_id: str, task: str, **data: Any) -> None:
-    """Emit an event of a call in the queue of ``key``."""
-    if runtime.events.observes(name):
-        runtime.events.emit(Event(name=name, key=key, task=task, task_id=task_id, data=data))
-
-
-def _report(runtime: Runtime, hint: Hint, message: StoredMessage) -> None:
-    call = hint.key, Token.task_id_of(hint.call_id), str(message.headers.get("task") or "")
-    emit(runtime, EventName.PUBLISHED, *call, copies=hint.copies)
-    if hint.copies >= STALLED_AFTER and not hint.has_begun:
-        emit(
-            runtime,
-            EventName.STALLED,
-            *call,
-            copies=hint.copies,
-            routing_key=message.properties.get("routing_key"),
-            advice="does a worker consume its queue?",
-        )
-
-
-def hint_connection(app: Any) -> Any:
-    """A new connection to the broker that gives up soon: the end of a task must not wait for it.
-
-    The app's own producers wait for a Redis broker without a limit.
-    """
-    connection = app.connection_for_write(transport_options={"max_retries": 1})
-    limit_broker_timeouts(connection, MAX_TIMEOUT)
-    return connection
-
-
-def _hint_producers(app: Any) -> Any:
-    runtime = Runtime.of(app)
-    if runtime.hint_producers is None:
-        runtime.hint_producers = pools.producers[hint_connection(app)]
-    return runtime.hint_producers
-
-
-def _publish_later(queue: CallQueue, hint: Hint, exc: BaseException) -> None:
-    logger.warning(
-        "singleton: could not publish %s, the next call of %s (%s); tried again in %g s",
-        *(hint.call_id, hint.key, exc, _AGAIN),
-    )
-    with suppress(StoreError):  # else at the hint's own deadline, after a minute
-        queue.defer(hint.key, seconds=_AGAIN, timeout=MAX_TIMEOUT, unpublished=hint, perhaps=True)
 
 
 def _join(queue: CallQueue, request: Join) -> tuple[Place, int]:
@@ -347,7 +202,7 @@ def _publish_first(
             # that has ended.
             key, call = request.key, request.token.call_id
             hint = Hint(key=key, call_id=call, copies=1, begins=0, message=b"")
-            _publish_later(queue, hint, exc)
+            publish_later(queue, hint, exc)
             return
         try:
             removal = _withdraw(runtime, queue, request)
@@ -363,7 +218,7 @@ def _publish_first(
             )
         if removal is Removal.REMOVED or not is_refusal:
             raise
-        # A look has published it meanwhile, and it has begun.
+        # A sweep has published it meanwhile, and it has begun.
 
 
 def _withdraw(runtime: Runtime, queue: CallQueue, request: Join) -> Removal:

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from ..core.events import EventName
-from ..core.lease import Lease
-from ..core.store import Acquire, Refused, Release
-from ..message.claim import Claim
-from ..message.header import Delivery
-from ..policy import Policy
-from ..runtime import Runtime
+from .core.events import EventName
+from .core.lease import Lease
+from .core.store import Acquire, Refused, Release
+from .message.claim import Claim
+from .message.header import Delivery
+from .policy import Policy
+from .runtime import Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ class Run(Protocol):
     def interrupt(self) -> None: ...
 
     def revoke(self, reason: str) -> None: ...
+
+    def free_claim(self) -> None: ...
 
     def emit(self, name: EventName, **data: Any) -> None: ...
 

@@ -1,7 +1,7 @@
-"""The looks at queues whose time has come: a hint is late, a lease has ended, a call is lost.
+"""The sweeps queues whose time has come: a hint is late, a lease has ended, a call is lost.
 
 Overview
-    One thread in each worker's parent looks once a second at some shards, chosen at random, and at
+    One thread in each parent sweeps some shards once a second, chosen at random, and at
     once at a key whose call this worker has taken out. It publishes the head of a queue again if
     its message may be lost, and stores the failure of a call that was acknowledged early and whose
     worker has died.
@@ -28,13 +28,15 @@ from celery import Celery
 from ..core import native_threads, observers
 from ..core.call_queue import CallQueue, Hint, Removal, Remove
 from ..core.events import EventName
+from ..core.fork_locks import FORK_LOCKS
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Token
 from ..core.store import Store
 from ..errors import StoreError, StoreUnavailable
 from ..message.header import is_random
 from ..message.stored_message import StoredMessage
-from ..publish.queue import (
+from ..runtime import Runtime
+from .hint import (
     emit,
     free_claim,
     hint_connection,
@@ -42,30 +44,28 @@ from ..publish.queue import (
     publish_hint,
     token_of,
 )
-from ..publish.queue_results import RESULT_TIMEOUT, TAKEN_OUT, fail_lost, has_ended, revoke
-from ..runtime import Runtime
-from .fork_locks import FORK_LOCKS
+from .results import RESULT_TIMEOUT, TAKEN_OUT, fail_lost, has_ended, revoke
 
 logger = logging.getLogger("celery_singleton_lock")
 
 T = TypeVar("T")
 
-# Seconds between two looks; and where no task has the option, but calls may wait that were made
+# Seconds between two sweeps; and where no task has the option, but calls may wait that were made
 # before it was switched off.
 _EVERY: Final = 1.0
 _SELDOM: Final = 60.0
-# Seconds until the next look at a key at which one has failed.
+# Seconds until the next sweep at a key at which one has failed.
 _AFTER_FAILURE: Final = 10.0
-# The number of shards and keys that one looks at. A request for a shard takes 13 us of Redis' time:
-# 50 workers, each looking at 12 of 256 shards a second, take less than a hundredth of a core.
+# The number of shards and keys that one sweeps. A request for a shard takes 13 us of Redis' time:
+# 50 workers, each sweeping 12 of 256 shards a second, take less than a hundredth of a core.
 _SHARDS: Final = 12
 _KEYS: Final = 100
 # The number of refused keys that the log names: with a missing right, it may be every key.
 _MOST_REFUSED: Final = 100
 
 
-class QueueLook:
-    """Looks at queues, for one worker.
+class QueueSweep:
+    """Sweeps queues, for one worker.
 
     Args:
         app: The worker's app.
@@ -87,20 +87,20 @@ class QueueLook:
         self._runtime = Runtime.of(app)
         # The app's producers belong to the worker's other threads or greenlets.
         self._producer: Any = None
-        # The keys at which to look now.
+        # The keys to sweep now.
         self._soon: Any = native_threads.make_queue()
-        # The keys of which the log says that the store refuses a look; `_MOST_REFUSED` at most.
+        # The keys of which the log says that the store refuses a sweep; `_MOST_REFUSED` at most.
         self._refused: set[str] = set()
         # Locked until the result backend has answered the last request that it was given up on.
         self._unanswered: Any = native_threads.allocate_lock()
 
     def start(self) -> None:
         """Start the thread."""
-        self._runtime.look_soon = self._soon.put
-        native_threads.start_new_thread(self._run, "singleton-queue-look")
+        self._runtime.sweep_soon = self._soon.put
+        native_threads.start_new_thread(self._run, "singleton-queue-sweep")
 
-    def look(self) -> None:
-        """Look once at some shards.
+    def sweep(self) -> None:
+        """Sweep some shards once.
 
         Raises:
             StoreError: The store does not answer.
@@ -109,14 +109,14 @@ class QueueLook:
         try:
             for shard in random.sample(shards, min(len(shards), _SHARDS)):
                 for key in self._queue.due(shard, limit=_KEYS, timeout=MAX_TIMEOUT):
-                    self._look_at(key)
+                    self._sweep_key(key)
         finally:
             # The broker may have lost bindings since: a new connection declares them again.
             self._disconnect()
 
-    def _look_at(self, key: str) -> None:
+    def _sweep_key(self, key: str) -> None:
         try:
-            if (found := self._queue.look(key, timeout=MAX_TIMEOUT)) is not None:
+            if (found := self._queue.sweep(key, timeout=MAX_TIMEOUT)) is not None:
                 self._act_on(*found)
         except StoreUnavailable:
             raise
@@ -203,7 +203,7 @@ class QueueLook:
         """The result of ``ask``, a request to the result backend, which a thread sends.
 
         The clients of result backends have no common option for how long they wait: Celery's for
-        Redis waits for two minutes. The looks at other keys must not wait for it. This thread is
+        Redis waits for two minutes. The sweeps at other keys must not wait for it. This thread is
         native also where threads are patched, so it can't wait for `core.executor.within`. The
         request runs beside the bodies: it may publish error callbacks, with connections that the
         bodies use too.
@@ -241,7 +241,7 @@ class QueueLook:
         assert queue is not None
         return queue
 
-    # A receiver of a signal that blocks must delay no look, and no fork.
+    # A receiver of a signal that blocks must delay no sweep, and no fork.
     @observers.elsewhere()
     def _run(self) -> None:
         clock, due_at = self._runtime.clock, 0.0
@@ -251,13 +251,13 @@ class QueueLook:
                 with suppress(Empty):
                     key = self._soon.get(timeout=left)
             try:
-                with FORK_LOCKS["looks"]:
+                with FORK_LOCKS["sweeps"]:
                     if key is not None:
-                        self._look_at(key)
+                        self._sweep_key(key)
                     else:
-                        self.look()
+                        self.sweep()
             except StoreError:
-                pass  # looked at again in a second; the workers report the outage
+                pass  # swept again in a second; the workers report the outage
             except Exception:
                 logger.exception("singleton: a check of the queues of keys failed")
             if key is None:

@@ -2,8 +2,11 @@
 
 A child died, or the message is discarded: it was revoked, has expired, or never becomes a task
 (`worker.discarded`). This runs in the thread that consumes messages, which publishes nothing,
-because the broker may not answer: the next call is due for a look at once, and this worker is asked
-for it. A backlog of expired calls would drain with the pace of the regular looks otherwise.
+because the broker may not answer: the next call is due for a sweep at once, and this worker is
+asked for it. A backlog of expired calls would drain with the pace of the regular sweeps otherwise.
+
+The functions here return the request, with a description and the seconds for which it is repeated;
+the worker sends it (`worker.main_thread`).
 """
 
 from __future__ import annotations
@@ -14,19 +17,22 @@ from typing import Any
 from ..core.call_queue import Hint, Removal, Remove
 from ..core.events import EventName
 from ..core.lease import Token
+from ..core.retry_queue import MAIN_THREAD_TIMEOUT
 from ..core.store import Store
 from ..message.header import header_of
 from ..policy import ConflictAction
-from ..publish.queue import delivery_of, emit
 from ..runtime import Runtime
-from .main_thread import TIMEOUT, ask, ask_later
+from .hint import delivery_of, emit
+
+#: What it is about, the seconds for which it is repeated, and the request.
+End = tuple[str, float, Callable[[Store], None]]
 
 # Seconds in which the message of a call comes back that Celery or the broker requeues.
 _COMES_BACK = 60.0
 
 
-def take_out(request: Any, key: str, token: Token, comes_back: bool) -> None:
-    """Take out the call of a dead child, or make it due.
+def of_dead_child(request: Any, key: str, token: Token, comes_back: bool) -> End | None:
+    """The request that takes out the call of a dead child, or makes it due; None: there is none.
 
     Args:
         request: The worker's request of the message.
@@ -41,11 +47,12 @@ def take_out(request: Any, key: str, token: Token, comes_back: bool) -> None:
         # Also if it had ended: the child may have died before it published the next call.
         sequence = delivery_of(request.request_dict).sequence
         end = _end(runtime, key, token, sequence, comes_back=comes_back, always=True)
-        ask(runtime, what, *end)
+        return (what, *end)
+    return None
 
 
-def take_out_discarded(app: Any, headers: Mapping[str, Any], reason: str) -> None:
-    """Take out the call of a message with these ``headers`` that no body runs.
+def of_discarded(app: Any, headers: Mapping[str, Any], reason: str) -> End | None:
+    """The request that takes out the call of a message that nothing runs; None: there is none.
 
     Args:
         app: The app.
@@ -55,7 +62,7 @@ def take_out_discarded(app: Any, headers: Mapping[str, Any], reason: str) -> Non
     task_id = str(headers.get("id"))
     key = header_of(headers, task_id).get("queue")
     if not key:
-        return
+        return None
     runtime = Runtime.of(app)
     if runtime.keyspace.is_lock(key):
         what = f"{headers.get('task')}[{task_id}] has ended in the queue of {key}"
@@ -66,7 +73,8 @@ def take_out_discarded(app: Any, headers: Mapping[str, Any], reason: str) -> Non
             emit(runtime, EventName.REMOVED, key, task_id, task, reason=reason)
 
         end = _end(runtime, key, delivery.token, delivery.sequence, report=report)
-        ask_later(runtime, what, *end)
+        return (what, *end)
+    return None
 
 
 def _end(
@@ -78,7 +86,7 @@ def _end(
     comes_back: bool = False,
     always: bool = False,
     report: Callable[[], None] = lambda: None,
-) -> tuple[float, Any]:
+) -> tuple[float, Callable[[Store], None]]:
     """The request that takes a call out, or makes its queue due; the arguments of `ask`.
 
     Args:
@@ -98,13 +106,13 @@ def _end(
         following: Hint | None = None
         if not comes_back:
             request = Remove(key=key, token=token, ended_ttl=ttl, sequence=sequence)
-            removal, following = queue.remove(request, timeout=TIMEOUT)
+            removal, following = queue.remove(request, timeout=MAIN_THREAD_TIMEOUT)
             if removal is Removal.REMOVED:
                 report()
         if following is not None or always:
             seconds = _COMES_BACK if comes_back else 0.0
-            queue.defer(key, seconds=seconds, timeout=TIMEOUT, unpublished=following)
-            if not comes_back and runtime.look_soon is not None:
-                runtime.look_soon(key)
+            queue.defer(key, seconds=seconds, timeout=MAIN_THREAD_TIMEOUT, unpublished=following)
+            if not comes_back and runtime.sweep_soon is not None:
+                runtime.sweep_soon(key)
 
     return ttl, end

@@ -11,10 +11,10 @@ from urllib.parse import unquote
 
 from celery import Celery
 
-from ..core.key import PerTask, quote_scope, stored_names
-from ..core.lease import Kind, Record
-from ..errors import SingletonLockError
-from ..runtime import Runtime, singleton_tasks
+from .core.key import PerTask, quote_scope, stored_names
+from .core.lease import Kind, Record
+from .errors import SingletonLockError
+from .runtime import Runtime, singleton_tasks
 
 # The keys of the leases with which Beat processes elect a leader.
 _KEYS_OF_BEAT: Final = "celery.beat:{name}"

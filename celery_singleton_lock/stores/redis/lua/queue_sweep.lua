@@ -1,11 +1,11 @@
--- Look at the queue of a key whose time has come: hint its head again, or say that it is lost.
+-- Sweep the queue of a key whose time has come: hint its head again, or say that it is lost.
 -- KEYS: lock, queue, its calls, due set
 -- Replies: {}; {'hinted', task, copies, begins, message}; {'lost', task, copies, begins, message}: its
 --          result is to be stored, then the call is removed
 local key, queue, calls, due = unpack(KEYS)
 redis.call('ZREM', queue, '') -- see queue_acquire.lua
 local q = call_queue(key, queue, calls, due)
--- Workers look at the same time, and find the same keys due. One of them publishes the call.
+-- Workers sweep at the same time, and find the same keys due. One of them publishes the call.
 if not q.is_due() then return {} end
 while true do
   local task = q.head()

@@ -27,9 +27,9 @@ from celery.app.task import Task as BaseTask
 from kombu import Exchange, Producer, Queue
 
 from ..celery_compat import delays_natively, driver_of
-from ..message.header import HEADER, QUEUE_KEY, SERIALIZER_KEY
-from ..message.stored_message import ONCE
-from ..worker.message_origin import reached_with_delay, without_delay
+from .header import HEADER, QUEUE_KEY, SERIALIZER_KEY
+from .origin import reached_with_delay, without_delay
+from .stored_message import ONCE
 
 #: The delay of a requeue in seconds. It doubles at each try, up to the second number, and half of
 #: it is jitter (`core.backoff`).

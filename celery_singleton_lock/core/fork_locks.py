@@ -34,7 +34,7 @@ def _make_locks() -> None:
     # Also called in a forked child, which has none of the threads: a lock that one of them held at
     # the fork would stay locked there, and the child's own forks would wait for it.
     _locked_by_fork.clear()
-    FORK_LOCKS.update({name: threading.Lock() for name in ("renewal", "retry", "events", "looks")})
+    FORK_LOCKS.update({name: threading.Lock() for name in ("renewal", "retry", "events", "sweeps")})
 
 
 _make_locks()

@@ -1,0 +1,34 @@
+"""The thread of the sweeps at the queues of keys, without a store."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock.key_queue.sweep import QueueSweep
+
+
+def test_a_flood_of_keys_that_are_asked_for_keeps_no_look_from_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = Celery("looks", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = "memory://"
+    seen: list[str] = []
+
+    def open_store() -> None:
+        raise AssertionError("nothing is swept here")
+
+    def is_over() -> bool:
+        return seen.count("all") == 2 or len(seen) == 20_000
+
+    def sweep_key(key: str) -> None:
+        seen.append(key)
+        sweep._soon.put(key)
+
+    sweep = QueueSweep(app, open_store, is_over)  # type: ignore[arg-type]
+    monkeypatch.setattr(sweep, "sweep", lambda: seen.append("all"))
+    monkeypatch.setattr(sweep, "_sweep_key", sweep_key)
+    monkeypatch.setattr(sweep, "_pause", 0.01)
+    sweep._soon.put("a")
+    sweep._run()
+    assert seen.count("all") == 2
