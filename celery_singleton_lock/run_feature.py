@@ -48,8 +48,6 @@ class Run(Protocol):
     claim: Claim | None
     eager: bool
     acks_late: bool
-    releases_early: bool
-    keeps_key_for_retry: bool
 
     def rewrite_header(self) -> None: ...
 
@@ -78,7 +76,14 @@ class Feature:
     Each method is called at one point of the run. By default it adds nothing. A method that raises
     `celery.exceptions.Ignore` has ended the delivery: it has put the message back, or stored a
     result.
+
+    Attributes:
+        releases_early: Whether the lease is released before Celery publishes the links of the task.
+        keeps_key_for_retry: Whether a retry may reserve the key (``hold_on_retry``).
     """
+
+    releases_early = True
+    keeps_key_for_retry = True
 
     def __init__(self, run: Run) -> None:
         self.run = run

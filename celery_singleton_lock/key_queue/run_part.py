@@ -29,13 +29,14 @@ from .join import claim_of
 class Queue(Feature):
     """The place of a run's call in the queue of its key."""
 
+    # Celery publishes the links of a task after its end. If the process died between the two, its
+    # call would have ended without them.
+    releases_early = False
+
     def __init__(self, run: Run, queue: CallQueue) -> None:
         super().__init__(run)
         self._queue, self._timeout = queue, timeout_for(run.policy.ttl)
         run.runtime.note_broker(header_of(run.request.__dict__, run.delivery.token.task_id))
-        # Celery publishes the links of a task after its end. If the process died between the two,
-        # its call would have ended without them.
-        run.releases_early = False
         named, keyspace = run.delivery.queue, run.runtime.keyspace
         # The key in whose queue the header says that the call is, if it is not that of the
         # arguments.

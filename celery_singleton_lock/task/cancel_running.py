@@ -158,7 +158,7 @@ class CancelRunning(Feature):
         """Interrupt the body. Called on the heartbeat's thread."""
         self._is_cancelled = True
         # The key is for the newer call.
-        self.run.keeps_key_for_retry = False
+        self.keeps_key_for_retry = False
         self.run.interrupt()
 
     def _end(self, lease: Lease | None, *, began: bool = False) -> NoReturn:

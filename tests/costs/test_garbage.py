@@ -106,7 +106,7 @@ def test_a_task_that_kept_its_run_would_be_garbage(
         self.request = request
 
     monkeypatch.setattr(TaskRun, "finish", finish_and_keep)
-    assert garbage(lambda: site.run(site.ours)) >= 8 * _TASKS
+    assert garbage(lambda: site.run(site.ours)) >= 4 * _TASKS
 
 
 def test_what_is_remembered_of_a_release_is_not_its_lease(site: Site) -> None:

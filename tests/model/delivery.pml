@@ -397,7 +397,7 @@ end:
   TAKE_FROM(4)
   TAKE_FROM(5)
 
-  /* The store replies to the acquire, and the conflict table decides. [task/run.py TaskRun._acquire] [task/conflict.py decide] */
+  /* The store replies to the acquire, and the conflict table decides. [task/acquire.py acquire] [task/conflict.py decide] */
   :: d_step { child[me].at == ARRIVED ->
       relate();
       if
@@ -446,7 +446,7 @@ end:
         child[me].at = BODY
       fi }
 
-  /* No reply to the note: the lease is released, and the message requeued. [task/run.py TaskRun._notify_of_grant] [task/run.py TaskRun._retain] */
+  /* No reply to the note: the lease is released, and the message requeued. [task/acquire.py _notify_of_grant] [task/acquire.py _retain] */
   :: d_step { child[me].at == GRANTED && faults > 0 ->
       faults--;
       release(FREE, UNKNOWN);
@@ -487,13 +487,13 @@ end:
       done[MY(job)] = 1;
       child[me].at = STORED }
 
-  /* The body raised Retry after that: the key is not reserved. [task/run.py TaskRun._final_release] */
+  /* The body raised Retry after that: the key is not reserved. [task/ending.py final_release] */
   :: d_step { child[me].at == RETRYING && child[me].trusts && IS_OLDER ->
       release(FREE, DONE);
       leave_soon() }
 #endif
 
-  /* No reply, also not to the release by token: the message is requeued. [task/run.py TaskRun._acquire] [task/run.py TaskRun._requeue] */
+  /* No reply, also not to the release by token: the message is requeued. [task/acquire.py acquire] [task/requeue.py requeue] */
   :: d_step { child[me].at == ARRIVED && faults > 0 ->
       faults--;
       requeue_copy(child[me].started) }
@@ -514,7 +514,7 @@ end:
       done[MY(job)] = 1;
       child[me].at = STORED }
 
-  /* The lease is released, and the attempt marked as done in the same step. [task/base.py SingletonTask.after_return] [task/run.py TaskRun._final_release] [core/store.py Release.of] */
+  /* The lease is released, and the attempt marked as done in the same step. [task/base.py SingletonTask.after_return] [task/ending.py final_release] [core/store.py Release.of] */
   :: d_step { child[me].at == STORED ->
       release(FREE, DONE);
       leave_soon() }
@@ -531,7 +531,7 @@ end:
       done[MY(job)] = 1;
       child[me].at = MARKING }
 
-  /* The attempt is marked as done. [task/run.py TaskRun._mark] [stores/redis/lua/mark.lua] [stores/transitions.py TransitionStore.mark] */
+  /* The attempt is marked as done. [task/requeue.py mark] [stores/redis/lua/mark.lua] [stores/transitions.py TransitionStore.mark] */
   :: d_step { child[me].at == MARKING ->
       MY_MARKER.state = DONE;
       MY_MARKER.sequence = 0; /* it does not matter any more */
@@ -544,7 +544,7 @@ end:
       child[me].at = RETRYING;
       sort() }
 
-  /* The key is reserved for the next attempt, and this one marked as done. [core/store.py Release.reserve] [task/run.py TaskRun._final_release] */
+  /* The key is reserved for the next attempt, and this one marked as done. [core/store.py Release.reserve] [task/ending.py final_release] */
   :: d_step { child[me].at == RETRYING && child[me].trusts ->
       release(RESERVED, DONE);
       leave_soon() }
@@ -561,12 +561,12 @@ end:
       requeue_copy(1);
       yield_to_duplicate() }
 
-  /* A release, or a mark, without a reply. [core/locker.py Locker.release] [task/run.py TaskRun._mark] */
+  /* A release, or a mark, without a reply. [core/locker.py Locker.release] [task/requeue.py mark] */
   :: d_step { (child[me].at == STORED || child[me].at == MARKING || child[me].at == RETRYING) && faults > 0 ->
       faults--;
       leave_soon() }
 
-  /* Publish the copy before the delivery is acknowledged. [message/requeue.py publish_copy] [task/run.py TaskRun._requeue] */
+  /* Publish the copy before the delivery is acknowledged. [message/requeue.py publish_copy] [task/requeue.py requeue] */
   :: d_step { child[me].at == PUTTING_BACK && IN_ORDER ->
       publish(MY(job), MY(attempt), MY(sequence) + 1, child[me].started);
       child[me].at = PUBLISHED;
@@ -578,7 +578,7 @@ end:
       sort() }
 #endif
 
-  /* Mark older copies as superseded. [task/run.py TaskRun._publish_copy] [stores/redis/lua/mark.lua] [stores/transitions.py TransitionStore.mark] */
+  /* Mark older copies as superseded. [task/requeue.py _publish_copy] [stores/redis/lua/mark.lua] [stores/transitions.py TransitionStore.mark] */
   :: d_step { child[me].at == PUBLISHED ->
       MY_MARKER.state = (MY_MARKER.state == UNKNOWN -> WAITING : MY_MARKER.state);
       if
@@ -589,7 +589,7 @@ end:
       leave_soon();
       sort() }
 
-  /* That mark gets no reply. [task/run.py TaskRun._publish_copy] */
+  /* That mark gets no reply. [task/requeue.py _publish_copy] */
   :: d_step { child[me].at == PUBLISHED && faults > 0 ->
       faults--;
       leave_soon() }

@@ -191,7 +191,7 @@ inline release(whose) {
 proctype client(byte me) {
 end:
   do
-  /* A client begins to acquire. [message/header.py mint_nonce] [task/run.py TaskRun._acquire] [task/hold.py hold] */
+  /* A client begins to acquire. [message/header.py mint_nonce] [task/acquire.py acquire] [task/hold.py hold] */
   :: d_step { c[me].at == IDLE ->
       ask() }
 
@@ -232,7 +232,7 @@ end:
       c[me].at = BODY;
       verify() }
 
-  /* The refusal is read: a waiting client continues to wait, the other one is skipped. [core/waiter.py Waiter.acquire] [task/run.py TaskRun._refuse] */
+  /* The refusal is read: a waiting client continues to wait, the other one is skipped. [core/waiter.py Waiter.acquire] [task/acquire.py _refuse] */
   :: d_step { c[me].request == NO ->
       if
       :: WAITS(me) ->

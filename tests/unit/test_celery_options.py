@@ -45,8 +45,10 @@ from celery_singleton_lock.message.header import NONCE_KEY
 from celery_singleton_lock.policy import OPTIONS
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.task.acquire import max_hold_of
+from celery_singleton_lock.task.ending import is_done
 from celery_singleton_lock.task.option_types import TaskOptions
-from celery_singleton_lock.task.run import TaskRun, is_done
+from celery_singleton_lock.task.run import TaskRun
 from celery_singleton_lock.testing import ManualClock, hold_lock
 from celery_singleton_lock.worker.dead_child import is_requeued
 from celery_singleton_lock.worker.request import SingletonRequestMixin
@@ -518,8 +520,7 @@ def retry_backoff_max(bench: Bench) -> None:
 
 def time_limit(bench: Bench) -> None:
     task = bench.task(time_limit=30, ttl=10)
-    run = TaskRun(task, Context(id="t"))
-    assert run._max_hold() == 40
+    assert max_hold_of(TaskRun(task, Context(id="t"))) == 40
 
 
 def soft_time_limit(bench: Bench) -> None:

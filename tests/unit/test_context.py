@@ -36,7 +36,7 @@ from celery_singleton_lock.core.waiter import Waiter
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.task import run as run_module
+from celery_singleton_lock.task import ending as ending_module
 from celery_singleton_lock.testing import ManualClock, SingletonStore, hold_lock
 from celery_singleton_lock.worker.shared_memory import LeaseNote, SharedMemory
 from tests.harness.deliveries import wait_until_collected
@@ -260,7 +260,7 @@ def test_an_exception_while_a_task_is_settled_leaves_no_lease_with_the_heartbeat
     work: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    strikes_once(monkeypatch, run_module, "is_done")
+    strikes_once(monkeypatch, ending_module, "is_done")
     with pytest.raises(Struck):
         work.apply(("k",))
     assert singleton_store.held() == []

@@ -38,6 +38,7 @@ from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.message.header import HEADER, NONCE_KEY, VERSION
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.task import requeue as requeue_module
 from celery_singleton_lock.task import run as run_module
 from celery_singleton_lock.task.interrupt import LeaseInterrupt, is_loss
 from celery_singleton_lock.task.run import TaskRun
@@ -141,7 +142,7 @@ def test_a_loss_that_is_handled_when_its_run_has_just_been_settled_found_the_bod
     trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
     app.close()
     run, lease = kept
-    assert run._on_lost(lease) == "task-ended"
+    assert run.on_lost(lease) == "task-ended"
 
 
 class KeepsReservations(MemoryStore):
@@ -207,7 +208,7 @@ def test_what_becomes_of_a_lost_body_is_decided_once(monkeypatch: pytest.MonkeyP
 def test_a_newer_message_that_cannot_be_requeued_fails_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run_module, "why_not", lambda *_: "it came by a fanout exchange")
+    monkeypatch.setattr(requeue_module, "why_not", lambda *_: "it came by a fanout exchange")
     app = Celery("newer", broker="memory://", set_as_current=False)
     Runtime.install(app, Runtime(app, store=MemoryStore(ManualClock()), clock=ManualClock()))
 
@@ -287,14 +288,14 @@ def test_a_message_that_the_broker_refuses_is_retained_until_it_takes_it(
     app.conf.task_default_queue = "retained"
     Runtime.install(app, Runtime(app, store=store, clock=clock))
     refusals = [ConnectionRefusedError("no broker")] * 3
-    publish_copy = run_module.publish_copy
+    publish_copy = requeue_module.publish_copy
 
     def publish(*args: Any) -> float:
         if refusals:
             raise refusals.pop()
         return publish_copy(*args)
 
-    monkeypatch.setattr(run_module, "publish_copy", publish)
+    monkeypatch.setattr(requeue_module, "publish_copy", publish)
 
     @singleton_task(app=app, name="work", shared=False, key="{name}", on_conflict="retry")
     def work(name: str) -> None: ...

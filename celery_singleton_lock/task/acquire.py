@@ -1,0 +1,296 @@
+"""A run asks for its lease, until it is granted or a refusal ends the delivery."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from celery import states
+from celery.exceptions import Ignore
+
+from ..celery_compat import driver_of
+from ..core.backoff import backoff
+from ..core.events import EventName
+from ..core.lease import Holder, Lease, Token
+from ..core.store import Acquire, Refused, Relation
+from ..core.waiter import Waiter
+from ..errors import LockConflict, StoreError
+from ..key_queue.run_part import Queue
+from ..message.header import UNNAMED_KEY, is_unnamed, mint_nonce
+from ..message.requeue import AGAIN, why_not
+from ..message.skipped import skipped_value
+from ..policy import ACTIONS, OnStoreError
+from . import claim as claims
+from .cancel_running import CancelRunning
+from .conflict import Decision, Outcome, decide, is_overtaken
+from .ending import leave_queue
+from .period import Period
+from .replace import NewestArguments
+from .requeue import requeue
+from .run_state import Asking, Holding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..run_feature import Feature
+    from .run import TaskRun
+
+#: Each option that only some tasks have: makes its feature of a run, or None if the run has none.
+FEATURES: Final[Sequence[Callable[[TaskRun], Feature | None]]] = (
+    Period.of,
+    NewestArguments.of,
+    CancelRunning.of,
+    Queue.of,
+)
+
+# Refusals that end the message.
+_ENDS: Final = (Outcome.SKIP, Outcome.REVOKE, Outcome.RAISE)
+_NOT_RUN: Final = (
+    'The call has not run; send it again, or choose another on_conflict ("wait" and "retry" wait, '
+    '"skip" ends quietly).'
+)
+# The relations of a refusal that say nothing about the id of this message.
+_OF_ANY_MESSAGE: Final = (
+    Relation.OTHER,
+    Relation.EARLIER,
+    Relation.NOT_DUE,
+    Relation.UNQUEUED,
+)
+
+
+def acquire(run: TaskRun) -> Any:
+    """Try until the lease is granted or a refusal ends this delivery.
+
+    Returns:
+        The lease, or the value that Celery stores for the refused call.
+
+    Raises:
+        Ignore: The delivery is given up: requeued, dropped or revoked.
+        LockConflict, StoreError: The task fails, according to its policy.
+    """
+    request, rule = _request_of(run), run.policy.on_conflict
+    run.locker = locker = run.runtime.locker
+    waiter = Waiter(locker, request) if ACTIONS[rule.action].waits else None
+    run.state = asking = Asking(request, waiter)
+    options: Any = {"max_hold": max_hold_of(run), "on_lost": run.on_lost}
+    waited, failures, is_reported, since = 0.0, 0, False, None
+    try:
+        while True:
+            conflict = None
+            if waiter is not None or request.claim is not None:
+                request, conflict = _decide_ahead(run, request, waited)
+            try:
+                asking.request = request
+                reply: Lease | Refused
+                if run.features and (refused := _answer(run, request)):
+                    reply = refused
+                elif waiter is None:
+                    reply = locker.acquire(request, since=since, **options)
+                else:
+                    waits = conflict is not None and conflict.outcome is Outcome.WAIT
+                    reply = waiter.acquire(request, waits=waits, **options)
+                if isinstance(reply, Lease):
+                    run.state = Holding(reply)
+                    if run.features:
+                        _notify_of_grant(run, request, reply)
+                    return reply
+                asking.request = None
+                if _is_of_another_message(run, reply):
+                    request = replace(request, token=_renamed(run))
+                    continue
+                conflict = _conflict_of(run, reply, conflict, waited)
+                if conflict is None:
+                    continue
+                if waiter is None or conflict.outcome is not Outcome.WAIT:
+                    return _refuse(run, conflict, reply)
+                if not is_reported:  # only once, because the wait may be long
+                    _report_conflict(run, conflict, reply)
+                    is_reported = True
+                waiter.wait(reply, rule.timeout - waited)
+            except StoreError as exc:
+                since = since or run.runtime.clock.now()
+                request = _retain(run, request, exc, failures)
+                failures += 1
+            if waiter is not None:
+                waited = waiter.waited()
+    finally:
+        if waiter is not None:
+            waiter.leave()
+
+
+def _request_of(run: TaskRun) -> Acquire:
+    """The first request of a run. Makes its features, which complete the request."""
+    runtime, delivery, policy = run.runtime, run.delivery, run.policy
+    token = delivery.token
+    request = Acquire(
+        slots=runtime.keyspace.slots(run.key, policy.limit),
+        token=token,
+        holder=Holder(
+            task=run.task.name,
+            task_id=token.task_id,
+            worker=run.request.hostname or runtime.worker,
+            pid=os.getpid(),
+            since=runtime.clock.wall(),
+            first_try=delivery.since or 0.0,
+            process=runtime.process,
+        ),
+        ttl=policy.ttl,
+        sequence=delivery.sequence,
+    )
+    if policy.is_plain and delivery.is_plain:
+        return request
+    if delivery.options and "ttl" in delivery.options:
+        request.holder.ttl = policy.ttl
+    if run.claim is not None:
+        claims.prepare(run, run.claim, request)
+    found = [make(run) for make in FEATURES]
+    run.features = [feature for feature in found if feature is not None]
+    for feature in run.features:
+        request = feature.prepare(request)
+    return request
+
+
+def _answer(run: TaskRun, request: Acquire) -> Refused | None:
+    """The refusal by a feature, in place of the store; None: the store is asked."""
+    answers = (feature.answer(request) for feature in run.features)
+    return next((refused for refused in answers if refused is not None), None)
+
+
+def max_hold_of(run: TaskRun) -> float | None:
+    """Seconds after which renewal stops; by default ttl after the hard time limit."""
+    if run.policy.max_hold is not None:
+        return run.policy.max_hold
+    limits = run.request.timelimit
+    hard_limit = (limits and limits[0]) or run.task.time_limit
+    return float(hard_limit) + run.policy.ttl if hard_limit else None
+
+
+def _notify_of_grant(run: TaskRun, request: Acquire, lease: Lease) -> None:
+    """Call the features after a grant.
+
+    Raises:
+        Ignore: A feature has ended the delivery.
+        StoreError: The store did not answer a feature; the lease is released.
+    """
+    try:
+        for feature in run.features:
+            feature.granted(lease)
+    except StoreError:
+        run.state = Asking(request)
+        run.locker.undo(request)
+        raise
+
+
+def _decide_ahead(run: TaskRun, request: Acquire, waited: float) -> tuple[Acquire, Decision]:
+    """Decide on a conflict before the request, and not again after the reply.
+
+    The acquire script frees the claim of a message that ends, and enqueues a waiting client, in the
+    same step. So it must know beforehand what a refusal would mean.
+
+    Returns:
+        The request that says whether this message ends, and the decision.
+    """
+    conflict = _decide(run, Relation.OTHER, waited)
+    # A refused call with a place waits for its turn, with its claim.
+    ends = request.claim is not None and not request.queued and conflict.outcome in _ENDS
+    if request.frees_claim is not ends:
+        request = replace(request, frees_claim=ends)
+    return request, conflict
+
+
+def _conflict_of(
+    run: TaskRun, refused: Refused, ahead: Decision | None, waited: float
+) -> Decision | None:
+    """The decision about a refusal; None: the run asks again at once."""
+    if any(feature.refused(refused) for feature in run.features):
+        return None
+    if ahead is None or refused.relation is not Relation.OTHER:
+        return _decide(run, refused.relation, waited)
+    return ahead
+
+
+def _decide(run: TaskRun, relation: Relation, waited: float) -> Decision:
+    rule, wall = run.policy.on_conflict, run.runtime.clock.wall()
+    reason = why_not(run.task, run.request)
+    return decide(relation, run.delivery, rule, no_requeue=reason, wall=wall, waited=waited)
+
+
+def _retain(run: TaskRun, request: Acquire, error: StoreError, failures: int) -> Acquire:
+    """Put the message back after a failure of the store, or pause if the broker fails too.
+
+    Returns:
+        The next request.
+    """
+    rule = run.policy.on_store_error
+    retries = rule is OnStoreError.RETRY and not run.eager
+    requeues = retries and why_not(run.task, run.request) is None
+    run.report_outage(error, "requeued" if requeues else "retried" if retries else str(rule))
+    if not retries:
+        raise error
+    if requeues:
+        requeue(run, run.delivery, AGAIN, "store", run.claim, retain=False)
+    # Neither the store nor the broker answers. An early-acknowledged message exists only in
+    # this process: it is retained until one of them does.
+    run.runtime.clock.sleep(backoff(*AGAIN, failures))
+    # The locker has released that token without a reply. If the release arrives late, it must
+    # not free the grant of the next try, so a released token is never used for another acquire.
+    return request.again(mint_nonce())
+
+
+def _is_of_another_message(run: TaskRun, refused: Refused) -> bool:
+    """Whether the record with this task id in the store belongs to another message.
+
+    Two messages that were sent by name, or whose headers were removed, may have the same task
+    id without being copies of each other.
+    """
+    knows_id = (
+        refused.relation not in _OF_ANY_MESSAGE
+        or refused.holder.task_id == run.delivery.token.task_id
+    )
+    return knows_id and is_unnamed(run.request, driver_of(run.task.app))
+
+
+def _renamed(run: TaskRun) -> Token:
+    """Give the message a unique call name, which its retries and copies keep; the new token."""
+    run.delivery = run.delivery.named()
+    run.rewrite_header()
+    run.request.__dict__.pop(UNNAMED_KEY, None)
+    return run.delivery.token
+
+
+def _refuse(run: TaskRun, decision: Decision, refused: Refused) -> Any:
+    """Carry out the decision; return the value of a skipped call."""
+    holder, outcome = refused.holder, decision.outcome
+    if outcome is Outcome.DROP:
+        run.emit(EventName.DROPPED, reason=decision.reason)
+        if refused.relation is Relation.DONE:
+            claims.free_if_queued(run)
+        raise Ignore
+    _report_conflict(run, decision, refused)
+    if run.delivery.queue is not None and outcome is not Outcome.REQUEUED:
+        leave_queue(run, states.FAILURE, None)  # a period has refused it, in its turn
+    if outcome is Outcome.SKIP:
+        phase = refused.record.phase if refused.record else None
+        return skipped_value(run.task.name, run.key, holder, phase)
+    if outcome is Outcome.REVOKE:
+        run.revoke(refused.explain(run.key, run.policy.limit))
+        raise Ignore
+    if outcome is Outcome.REQUEUED:  # does not return
+        claim = run.claim if decision.queues_claim else None
+        delivery = decision.delivery
+        if is_overtaken(run.delivery, refused.record, run.runtime.clock.wall()):
+            delivery = replace(delivery, tries=max(0, delivery.tries - 1))
+        requeue(run, delivery, decision.pace, decision.reason, claim)
+    raise LockConflict(
+        f"{refused.explain(run.key, run.policy.limit)}, and {decision.reason}. {_NOT_RUN}",
+        run.key,
+        holder.for_error(),
+    )
+
+
+def _report_conflict(run: TaskRun, decision: Decision, refused: Refused) -> None:
+    data: dict[str, Any] = {"outcome": str(decision.outcome), "reason": decision.reason}
+    if run.delivery.tries or run.delivery.since is not None:
+        data["again"] = True
+    run.emit(EventName.CONFLICT, holder=refused.holder, **data)
