@@ -213,6 +213,12 @@ def in_the_midst(task: str) -> Story:
     return Story().published(task=task).received("j", 0.5).killed(1)
 
 
+def received_early(died: float) -> Story:
+    """An early job that never began; its worker died."""
+    story = Story().published(task="early").received("j", 0.5).traced(Place.ACKNOWLEDGED)
+    return story.add("death", died, worker="w")
+
+
 def sent(task: str = "late") -> Story:
     """A message that no worker received, and the end of a worker after it was sent."""
     return Story().published(task=task, at=2).add("death", 2.1, pid=7, worker="w")
@@ -387,6 +393,8 @@ SOUND = {
     "four leases lost": gives_up(4),
     "a conflict before it began": conflict(Story().published(task="waiting")),
     "an early job dies": in_the_midst("early").traced(Place.ACKNOWLEDGED),
+    "an early job dies before its body": received_early(died=1),
+    "vanished on its way": Story().published(at=2).traced().add("cut-off", 2.8, worker="w"),
     "popped, and its worker died": sent().traced(),
     "vanished with the broker": (
         Story().published(at=2).traced().add("down", 2.8, worker="broker")
@@ -505,6 +513,7 @@ BROKEN: list[tuple[str, Kind, Story]] = [
     ("a conflict after it began", Kind.JOB_LOST, conflict(Story().published().killed(1))),
     ("an early job not traced", Kind.JOB_LOST, in_the_midst("early")),
     ("an early job unacked", Kind.JOB_LOST, in_the_midst("early").traced(Place.UNACKED)),
+    ("its worker died before", Kind.JOB_LOST, received_early(died=0.4)),
     ("a late job dies", Kind.JOB_LOST, in_the_midst("late").traced(Place.ACKNOWLEDGED)),
     ("not traced", Kind.JOB_LOST, sent()),
     ("still in its queue", Kind.JOB_LOST, sent().traced(Place.QUEUE)),
