@@ -148,10 +148,6 @@ clean:  ## remove everything that was made here
 	rm -rf .venv .venv-* .servers build dist demo-output .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: board
-board: $(BENCH_READY)  ## the picture of the Grafana board, from a real load of 8 minutes (needs prometheus)
-	$(BIN)/python -m tests.board $(ARGS)
-
 # The stamps: installed again only when pyproject.toml is newer. Whatever dev needs, demo has too.
 $(DEV_READY): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "make: installing packages into $(VENV), which takes about a minute"

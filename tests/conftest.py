@@ -22,8 +22,6 @@ from typing import Any, NoReturn
 import hypothesis
 import pytest
 import redis
-from celery import Celery
-from pytest_celery import CeleryTestBackend, CeleryTestBroker, CeleryTestWorker
 
 from example_project.private_server import (
     ExternalServer,
@@ -33,7 +31,6 @@ from example_project.private_server import (
     find_server,
 )
 from tests.ci.parts import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
-from tests.harness import nodes
 from tests.harness.app_module import fresh_module
 from tests.harness.cluster import Cluster
 from tests.harness.etcd import EtcdCluster, find_etcd
@@ -312,70 +309,3 @@ def load_app(environment: dict[str, str]) -> Iterator[Callable[..., ModuleType]]
             return copies.enter_context(fresh_module(name, {**environment, **env}))
 
         yield load
-
-
-# pytest-celery: its fixtures for Docker containers, answered with local processes.
-
-
-@pytest.fixture
-def celery_node_module() -> str:
-    """The app of the nodes; a test module overrides this fixture to have another."""
-    return "tests.apps.plain"
-
-
-@pytest.fixture
-def celery_node_options() -> dict[str, Any]:
-    """Options of the worker node, as of `CeleryWorker`; to override."""
-    return {}
-
-
-@pytest.fixture
-def celery_broker() -> Iterator[CeleryTestBroker]:
-    """The broker node: a Redis server of its own."""
-    node = nodes.redis_broker()
-    yield node
-    node.teardown()
-
-
-@pytest.fixture
-def celery_backend() -> Iterator[CeleryTestBackend]:
-    """The result backend node: a Redis server of its own."""
-    node = nodes.redis_backend()
-    yield node
-    node.teardown()
-
-
-@pytest.fixture
-def celery_node_environment(
-    celery_broker: CeleryTestBroker, celery_backend: CeleryTestBackend, journal: Journal
-) -> dict[str, str]:
-    """As `environment`, for the nodes."""
-    return {
-        "BROKER_URL": celery_broker.config()["url"],
-        "RESULT_URL": celery_backend.config()["url"],
-        VARIABLE: str(journal.path),
-    }
-
-
-@pytest.fixture
-def celery_setup_app(
-    celery_node_module: str, celery_node_environment: dict[str, str]
-) -> Iterator[Celery]:
-    """``celery_setup.app``: the app of the nodes, with its tasks."""
-    with fresh_module(celery_node_module, celery_node_environment) as module:
-        yield module.app
-
-
-@pytest.fixture
-def celery_worker(
-    celery_node_module: str,
-    celery_node_options: dict[str, Any],
-    celery_node_environment: dict[str, str],
-    celery_setup_app: Celery,
-) -> Iterator[CeleryTestWorker]:
-    """The worker node."""
-    options = {**celery_node_options}
-    options["env"] = {**celery_node_environment, **options.get("env", {})}
-    node = nodes.worker_node(celery_node_module, celery_setup_app, **options)
-    yield node
-    node.teardown()

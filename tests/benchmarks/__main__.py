@@ -6,17 +6,15 @@ import argparse
 import sys
 from typing import Any, Final
 
-from tests.benchmarks import handoff, instructions, stores
-from tests.benchmarks.events import command as events
-from tests.benchmarks.key_queue import command as key_queue
-from tests.benchmarks.micro import command as micro
-from tests.benchmarks.publishing import command as publishing
+from tests.benchmarks import instructions, publishing, queue, stores
 from tests.benchmarks.worker import command as worker
 
 _BENCHMARKS: Final[dict[str, Any]] = {
-    **{"stores": stores, "handoff": handoff, "queue": key_queue, "worker": worker},
-    **{"events": events},
-    **{"publishing": publishing, "micro": micro, "instructions": instructions},
+    "stores": stores,
+    "worker": worker,
+    "publishing": publishing,
+    "queue": queue,
+    "instructions": instructions,
 }
 
 

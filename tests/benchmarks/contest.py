@@ -5,20 +5,17 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
 from tests.benchmarks.samples import Rounds
-from tests.benchmarks.wire import Count, Wire
 
-__all__ = ["Contender", "Cost", "Result", "Role", "run"]
+__all__ = ["Contender", "Result", "Role", "run"]
 
 # Distinct lock keys, each used in turn: a worker's keys repeat, but not one after the other.
 _KEYS: Final = 64
-_COUNTED_CYCLES: Final = 21
 _MIN_CYCLES: Final = 5
 
 
@@ -52,20 +49,11 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """What acquire and release cost on the wire, as most often counted."""
-
-    acquire: Count
-    release: Count
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
     """What was measured on one store; contenders by name."""
 
     roles: dict[str, Role]
     seconds: dict[str, Rounds]
-    costs: dict[str, Cost]
 
 
 @dataclass(slots=True)
@@ -97,17 +85,15 @@ class _Turn:
 
 def run(
     contenders: Sequence[Contender],
-    servers: Collection[int],
     *,
     rounds: int,
     block: float,
     order: random.Random,
 ) -> Result:
-    """Warm up, count, and measure.
+    """Warm up, and measure.
 
     Args:
         contenders: All of one store.
-        servers: Their ports.
         rounds: In each, every contender has one block.
         block: Seconds that a contender's block takes, about.
         order: Shuffles the contenders of each round.
@@ -115,7 +101,6 @@ def run(
     turns = [_Turn(contender) for contender in contenders]
     for turn in turns:
         _warm_up(turn, block)
-    costs = {turn.contender.name: _count(turn.contender, servers) for turn in turns}
     for _ in range(rounds):
         order.shuffle(turns)
         for turn in turns:
@@ -123,7 +108,6 @@ def run(
     return Result(
         {contender.name: contender.role for contender in contenders},
         {turn.contender.name: turn.rounds for turn in turns},
-        costs,
     )
 
 
@@ -133,18 +117,3 @@ def _warm_up(turn: _Turn, block: float) -> None:
     turn.take()
     times = sorted(turn.take())
     turn.cycles = max(_MIN_CYCLES, round(block / times[len(times) // 2]))
-
-
-def _count(contender: Contender, servers: Collection[int]) -> Cost:
-    wire = Wire(servers)
-    acquires: Counter[Count] = Counter()
-    releases: Counter[Count] = Counter()
-    with wire.listening():
-        for number in range(_COUNTED_CYCLES):
-            wire.take()
-            handle = contender.acquire(f"key-{number % _KEYS}")
-            acquires[wire.take()] += 1
-            contender.release(handle)
-            releases[wire.take()] += 1
-    # The most frequent: a client's own heartbeat may fall into one of them.
-    return Cost(acquires.most_common(1)[0][0], releases.most_common(1)[0][0])

@@ -97,7 +97,7 @@ def benchmark(options: argparse.Namespace) -> None:
     if options.save:
         totals = {name: path.found.total for name, path in paths.items()}
         data = {"python": python, "paths": {**known["paths"], **totals}}
-        publish("instructions", f"{table}\n{about}\n", data, [])
+        publish("instructions", f"{table}\n{about}\n", data=data)
 
 
 def as_table(paths: Mapping[str, Path]) -> str:

@@ -12,25 +12,16 @@ from typing import Any, Final
 
 from celery import Celery
 
-from celery_singleton_lock.core import lease as leases
-from celery_singleton_lock.core import store as stores
-from celery_singleton_lock.core.store import Acquire, Granted, Release
-from celery_singleton_lock.stores.redis import scripts
-from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.benchmarks.before import PACKAGE
 from tests.benchmarks.contest import Contender, Role
 
-__all__ = ["NAME", "TTL", "ours", "store_alone", "through_redis_py"]
+__all__ = ["TTL", "ours"]
 
 #: Seconds: of every contender's locks.
 TTL: Final = 30
 
-_TIMEOUT: Final = 2.0
-# Before a name: the key, as `Keyspace` makes it.
-_SLOT: Final = "csl:{benchmark:0}:benchmark.task:"
-
-NAME: Final = "celery-singleton-lock"
-_BEFORE: Final = f"{NAME}, the earlier revision"
+_NAME: Final = "celery-singleton-lock"
+_BEFORE: Final = f"{_NAME}, the earlier revision"
 
 
 @contextmanager
@@ -41,62 +32,10 @@ def ours(url: str) -> Iterator[list[Contender]]:
     And an earlier revision, where one can be imported (`tests.benchmarks.before`).
     """
     with ExitStack() as stack:
-        contenders = stack.enter_context(_locker("celery_singleton_lock", url, NAME, Role.OURS))
+        contenders = stack.enter_context(_locker("celery_singleton_lock", url, _NAME, Role.OURS))
         if find_spec(PACKAGE) is not None:
             contenders += stack.enter_context(_locker(PACKAGE, url, _BEFORE, Role.INFORMATION))
         yield contenders
-
-
-def store_alone(url: str) -> Contender:
-    """Our scripts on our connection: no run, no heartbeat, no events, and no loss is noticed."""
-    store, numbers = RedisStore(url), count()
-
-    def acquire(name: str) -> Acquire:
-        request = _request(leases, stores, _SLOT + name, next(numbers))
-        assert isinstance(store.acquire(request, timeout=_TIMEOUT), Granted)
-        return request
-
-    def release(held: Acquire) -> None:
-        request = Release(keys=held.slots, token=held.token)
-        sent = store.release_async(request, timeout=_TIMEOUT, on_reply=lambda *_: None)
-        if not sent:  # the first of a connection
-            store.release(request, timeout=_TIMEOUT)
-
-    return Contender("our scripts on our connection", Role.FLOOR, acquire, release)
-
-
-def through_redis_py(client: Any) -> Contender:
-    """The same scripts through redis-py's client, which waits for the reply to each."""
-    numbers = count()
-    for script in (scripts.ACQUIRE, scripts.RELEASE):
-        client.script_load(script.source)
-
-    def acquire(name: str) -> Acquire:
-        request = _request(leases, stores, _SLOT + name, next(numbers))
-        # A grant is a fence; a refusal would be a list.
-        assert isinstance(client.execute_command(*scripts.acquire_command(request, "0")), bytes)
-        return request
-
-    def release(held: Acquire) -> None:
-        request = Release(keys=held.slots, token=held.token)
-        assert client.execute_command(*scripts.release_command(request)) == b"released"
-
-    return Contender("our scripts through redis-py", Role.FLOOR, acquire, release)
-
-
-def _request(
-    lease: Any, store: Any, slot: str, number: int, *, worker: str = "w@host", since: float = 1.8e9
-) -> Any:
-    """A request for ``slot``, made of the modules ``lease`` and ``store`` of some revision."""
-    task_id = f"7c1f8f6e-0d0b-4b6c-9a52-{number:012x}"
-    return store.Acquire(
-        slots=(slot,),
-        token=lease.Token(task_id, 0, 0, f"{number:x}"),
-        holder=lease.Holder(
-            task="benchmark.task", task_id=task_id, worker=worker, pid=os.getpid(), since=since
-        ),
-        ttl=TTL,
-    )
 
 
 @contextmanager
@@ -108,8 +47,20 @@ def _locker(package: str, url: str, label: str, role: Role) -> Iterator[list[Con
     numbers = count()
 
     def acquire(name: str) -> Any:
-        slot, since = runtime.keyspace.lock("benchmark.task", name), runtime.clock.wall()
-        request = _request(lease, store, slot, next(numbers), worker=runtime.worker, since=since)
+        number = next(numbers)
+        task_id = f"7c1f8f6e-0d0b-4b6c-9a52-{number:012x}"
+        request = store.Acquire(
+            slots=(runtime.keyspace.lock("benchmark.task", name),),
+            token=lease.Token(task_id, 0, 0, f"{number:x}"),
+            holder=lease.Holder(
+                task="benchmark.task",
+                task_id=task_id,
+                worker=runtime.worker,
+                pid=os.getpid(),
+                since=runtime.clock.wall(),
+            ),
+            ttl=TTL,
+        )
         granted = runtime.locker.acquire(request)
         assert isinstance(granted, lease.Lease), granted
         return granted

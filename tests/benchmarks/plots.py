@@ -1,4 +1,4 @@
-"""Ratios as pictures: a bar for each contender, a line for where half of the rounds lie."""
+"""Ratios as a picture: a bar for each contender, a line for its interval."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Chart:
     """One picture.
 
     Attributes:
-        name: The name of its files.
+        name: The name of its file.
         title: Above it.
         unit: Below it: of what the bars are multiples.
         bars: From top to bottom.
@@ -43,8 +43,8 @@ class Chart:
     bars: Sequence[Bar]
 
 
-def draw(chart: Chart, directory: Path) -> list[Path]:
-    """Write it as PNG and as SVG; their paths."""
+def draw(chart: Chart, directory: Path) -> Path:
+    """Write it as SVG; its path."""
     # Imported here because it takes a second and is needed only to save a run.
     import matplotlib
 
@@ -54,43 +54,24 @@ def draw(chart: Chart, directory: Path) -> list[Path]:
     from matplotlib import pyplot
 
     bars = list(reversed(chart.bars))
-    middles = [bar.ratio.middle for bar in bars]
-    spreads = [
-        [max(0.0, bar.ratio.middle - bar.ratio.low) for bar in bars],
-        [max(0.0, bar.ratio.high - bar.ratio.middle) for bar in bars],
-    ]
+    ratios = [bar.ratio for bar in bars]
     figure, axes = pyplot.subplots(figsize=(9, 1.1 + _INCHES_PER_BAR * len(bars)))
-    axes.barh(
+    drawn = axes.barh(
         [bar.name for bar in bars],
-        middles,
-        xerr=spreads,
+        [one.middle for one in ratios],
+        xerr=[[one.middle - one.low for one in ratios], [one.high - one.middle for one in ratios]],
         color=[_OURS if bar.ours else _OTHERS for bar in bars],
         height=0.62,
         error_kw={"ecolor": _INK, "elinewidth": 1, "capsize": 2},
     )
-    for place, bar in enumerate(bars):
-        end = max(bar.ratio.high, bar.ratio.middle, 0.0)
-        axes.annotate(
-            f"{bar.ratio.middle:.2f}",
-            (end, place),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            color=_INK,
-        )
+    axes.bar_label(drawn, fmt="%.2f", padding=5, fontsize=8, color=_INK)
     axes.axvline(1, color=_INK, linewidth=0.8, linestyle=":")
     axes.set_title(chart.title, loc="left", fontsize=11, color=_INK)
     axes.set_xlabel(chart.unit, fontsize=9, color=_INK)
     axes.tick_params(labelsize=9, colors=_INK, length=0)
     axes.margins(x=0.12)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    written = []
-    for kind in ("png", "svg"):
-        path = directory / f"{chart.name}.{kind}"
-        metadata = {"Date": None} if kind == "svg" else None
-        figure.savefig(path, dpi=110, bbox_inches="tight", metadata=metadata)
-        written.append(path)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    path = directory / f"{chart.name}.svg"
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
     pyplot.close(figure)
-    return written
+    return path

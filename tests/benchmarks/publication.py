@@ -1,4 +1,4 @@
-"""Where results go: a section of a page, the same as data, and pictures."""
+"""Where results go: a section of a page, its pictures, and the numbers that a next run needs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from typing import Any, Final
 
 from tests.benchmarks.plots import Chart, draw
-from tests.benchmarks.section import replace_section
 from tests.harness.processes import ROOT
+from tests.harness.section import replace_section
 
 __all__ = ["publish", "published"]
 
@@ -23,14 +23,13 @@ def published(name: str) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def publish(name: str, text: str, data: Any, charts: list[Chart]) -> None:
-    """Replace what an earlier run of the benchmark ``name`` has left, and say what was written."""
-    _DIRECTORY.mkdir(exist_ok=True)
-    pictures = [f"![{chart.title}](../{_DIRECTORY.name}/{chart.name}.svg)" for chart in charts]
-    text = "\n\n".join([*pictures, text.strip()])
-    written = [_OTHER_PAGES.get(name, _PAGE), _DIRECTORY / f"{name}.json"]
-    written[0].write_text(replace_section(written[0].read_text(), name, text))
-    written[1].write_text(json.dumps(data, indent=2) + "\n")
-    for chart in charts:
-        written += draw(chart, _DIRECTORY)
-    print("written:", ", ".join(str(path.relative_to(ROOT)) for path in written))
+def publish(name: str, text: str, chart: Chart | None = None, data: Any = None) -> None:
+    """Replace what an earlier run of the benchmark ``name`` has left."""
+    if chart:
+        draw(chart, _DIRECTORY)
+        text = f"![{chart.title}](../{_DIRECTORY.name}/{chart.name}.svg)\n\n{text}"
+    if data is not None:
+        (_DIRECTORY / f"{name}.json").write_text(json.dumps(data, indent=2) + "\n")
+    page = _OTHER_PAGES.get(name, _PAGE)
+    page.write_text(replace_section(page.read_text(), name, text))
+    print(f"written into {page.relative_to(ROOT)}")

@@ -25,7 +25,6 @@ from example_project.private_server import ServerNotFound
 from tests.chaos.campaign import Campaign, run
 from tests.chaos.clocks import find_libfaketime
 from tests.chaos.hosts import HostsUnavailable, enter_network
-from tests.chaos.pictures import draw_all
 from tests.chaos.promises import PROMISES
 from tests.chaos.publisher import MIX, QUEUE_MIX
 from tests.chaos.report import report
@@ -39,7 +38,7 @@ def main() -> int:
     options = _options()
     out = options.out or Path(tempfile.mkdtemp(prefix="chaos-"))
     out.mkdir(parents=True, exist_ok=True)
-    print(f"history, logs and pictures: {out}", flush=True)
+    print(f"history and logs: {out}", flush=True)
     variants = [variant for variant in VARIANTS if not options.only or variant.name in options.only]
     of_variants = (options.variants or options.controls) and any(
         t.campaign.plan.hosts for t in variants
@@ -87,8 +86,6 @@ def _campaign(options: argparse.Namespace, seed: int, directory: Path) -> int:
     text = report(outcome)
     (directory / "report.txt").write_text(text)
     print(text, flush=True)
-    for picture in draw_all(outcome):
-        print(f"  {picture}", flush=True)
     return 1 if outcome.verdict.violations else 0
 
 
@@ -98,7 +95,6 @@ def _variants(out: Path, variants: list[Variant]) -> int:
         began = time.monotonic()
         outcome = run(variant.campaign, out / variant.name)
         (out / variant.name / "report.txt").write_text(report(outcome))
-        draw_all(outcome)
         caught = outcome.verdict.of(variant.caught_by)
         took = time.monotonic() - began
         word = "caught" if caught else "NOT CAUGHT"

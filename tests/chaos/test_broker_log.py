@@ -11,7 +11,6 @@ from celery import Celery
 
 from example_project.private_server import PrivateServer
 from tests.chaos.broker_log import Message, Place, newest_copies
-from tests.harness.servers import server_version
 
 QUEUE = "celery"
 
@@ -81,27 +80,3 @@ def test_the_newest_copy_of_a_message_counts(broker: Broker) -> None:
     broker.pop()
     found = broker.messages()["job"]
     assert (found.place, steps(found)) == (Place.POPPED, ["sent", "popped"])
-
-
-def test_the_file_is_read_over_a_kill_of_the_broker(
-    broker: Broker, private_redis: PrivateServer
-) -> None:
-    broker.send("before")
-    broker.pop()
-    private_redis.kill()
-    private_redis.start()
-    broker.send("after")
-    assert {job: message.place for job, message in broker.messages().items()} == {
-        "before": Place.POPPED,
-        "after": Place.QUEUE,
-    }
-
-
-@pytest.mark.skipif(server_version() < (7, 0), reason="Redis 6.2 writes no times")
-def test_the_steps_have_the_times_that_the_file_has(
-    broker: Broker, private_redis: PrivateServer
-) -> None:
-    with redis.Redis.from_url(private_redis.url(0)) as client:
-        client.config_set("aof-timestamp-enabled", "yes")
-    broker.send("job")
-    assert broker.messages()["job"].steps == ["sent at 0 s"]

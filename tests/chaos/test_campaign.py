@@ -15,7 +15,6 @@ from example_project.private_server import ServerNotFound, find_valkey
 from tests.chaos.bodies import bodies
 from tests.chaos.campaign import Campaign, Outcome, run
 from tests.chaos.clocks import find_libfaketime
-from tests.chaos.pictures import draw_all
 from tests.chaos.publisher import QUEUE_MIX
 from tests.chaos.report import report
 from tests.chaos.site import Plan
@@ -39,7 +38,6 @@ def judged(campaign: Campaign, directory: Path) -> Outcome:
     """What came of it; printed in full if the test fails."""
     outcome = run(campaign, directory / "campaign")
     print(report(outcome))
-    print(*draw_all(outcome), sep="\n")
     return outcome
 
 

@@ -107,19 +107,3 @@ def test_a_mute_host_is_not_told_that_its_packets_are_lost() -> None:
     """)
     assert before == "hello"
     assert lost == "TimeoutError", "an error at once is no lost packet"
-
-
-def test_a_killed_host_boots_again_with_its_name_and_address() -> None:
-    first, again = on_two_hosts("""
-        FACTS = '''
-        import json, os, socket
-        with socket.create_server((%r, 0)):
-            print(json.dumps([os.uname().nodename, os.readlink("/proc/self/ns/pid")]))
-        '''
-        def main():
-            answers = [run(one, FACTS % one.address)]
-            one.kill()
-            one.start()
-            return [*answers, run(one, FACTS % one.address)]
-    """)
-    assert first[0] == again[0] == "same"

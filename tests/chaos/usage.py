@@ -1,7 +1,7 @@
 """What the processes of a campaign use while it runs: whether anything grows by the hour.
 
 ``usage.csv`` has a row for each process and round: memory, file descriptors, threads; for a server
-its clients and keys, unless it does not answer. A picture and a line of the report are made of it.
+its clients and keys, unless it does not answer. The report compares begin and end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Self
@@ -19,7 +18,6 @@ from typing import Any, Final, Self
 import psutil
 import redis
 
-from example_project import svg
 from example_project.private_server import PrivateServer
 from tests.chaos.site import Site, now
 from tests.harness.processes import Process
@@ -35,10 +33,6 @@ _SETTLED_AFTER: Final = 600.0
 #: The part of the remaining time that is compared, at its begin and at its end.
 _SHARE: Final = 0.2
 _MIB: Final = 1024 * 1024
-
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _PLOT = 900, 190, 60, 150, 40, 120
-_COLOURS: Final = ("#3b6fd4", "#e08a1e", "#3a9a5b", "#9552b5", "#d3273e")
-_STYLE: Final = "text { font: 12px 'DejaVu Sans', sans-serif; fill: #1f2733; }"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +60,7 @@ class Usage:
     keys: int | None = None
 
 
-#: What is compared and drawn, in this order.
+#: What is compared, in this order.
 _MEASURES: Final = tuple(one.name for one in fields(Usage))[3:]
 
 
@@ -194,50 +188,3 @@ def _median(rows: Sequence[Usage], kind: str, measure: str) -> float | None:
 
 def _text(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
-
-
-def draw(rows: Sequence[Usage]) -> str:
-    """A picture as SVG text: for each measure a plot, with the median of each kind of process."""
-    last = max((row.at for row in rows), default=1.0) or 1.0
-    kinds = [*dict.fromkeys(row.kind for row in rows)]
-    plots = [measure for measure in _MEASURES if any(getattr(row, measure) for row in rows)]
-    height = _HEIGHT * len(plots)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}"><style>{_STYLE}</style>',
-        svg.rect(0, 0, _WIDTH, height, fill="white"),
-    ]
-    for number, measure in enumerate(plots):
-        curves = {kind: _curve(rows, kind, measure) for kind in kinds}
-        parts += _plot(number * _HEIGHT, measure, curves, last)
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _curve(rows: Sequence[Usage], kind: str, measure: str) -> list[tuple[float, float]]:
-    rounds: dict[float, list[float]] = {}
-    for row in rows:
-        if row.kind == kind and (value := getattr(row, measure)) is not None:
-            rounds.setdefault(row.at, []).append(value)
-    return [(at, median(values)) for at, values in rounds.items()]
-
-
-def _plot(
-    top: float, measure: str, curves: dict[str, list[tuple[float, float]]], last: float
-) -> Iterator[str]:
-    most = max((value for curve in curves.values() for _, value in curve), default=0.0) or 1.0
-    wide, base = _WIDTH - _LEFT - _RIGHT, top + _TOP + _PLOT
-    yield svg.text(_LEFT, top + 24, measure)
-    for value, y in ((0.0, base), (most, base - _PLOT)):
-        yield svg.line(_LEFT, y, _WIDTH - _RIGHT, y, stroke="#c5ccd6")
-        yield svg.text(_LEFT - 8, y + 4, f"{value:.0f}", anchor="end")
-    yield svg.text(_WIDTH - _RIGHT, base + 18, f"{last / 60:.0f} min", anchor="end")
-    for number, (kind, curve) in enumerate(curves.items()):
-        if not curve:
-            continue
-        colour = _COLOURS[number % len(_COLOURS)]
-        points = [(_LEFT + wide * at / last, base - _PLOT * value / most) for at, value in curve]
-        for (x1, y1), (x2, y2) in pairwise(points):
-            yield svg.line(x1, y1, x2, y2, stroke=colour, width=1.5)
-        y = top + _TOP + 18 * number
-        yield svg.rect(_WIDTH - _RIGHT + 16, y, 12, 12, fill=colour)
-        yield svg.text(_WIDTH - _RIGHT + 36, y + 11, kind)

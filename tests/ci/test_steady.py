@@ -37,17 +37,6 @@ def repeat(project: Path, text: str, *arguments: str) -> int:
     return main([str(project / "test_planted.py"), "-p", "xdist", *arguments], runs=1)
 
 
-def test_a_steady_test_passes_in_both_kinds_of_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert repeat(tmp_path, "def test_good(): pass\n") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" passed")[0] for line in lines] == [
-        "quiet: 1 of 1",
-        "beside 2 busy loops: 1 of 1",
-    ]
-
-
 def test_a_run_that_fails_is_counted_and_its_traceback_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,13 +46,6 @@ def test_a_run_that_fails_is_counted_and_its_traceback_printed(
     assert "quiet: 1 of 1 passed" in printed
     assert "beside 0 busy loops: 0 of 1 passed" in printed
     assert "AssertionError: the second time" in printed
-
-
-def test_a_name_that_no_test_has_ends_it_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert repeat(tmp_path, "def test_good(): pass\n", "-k", "other") > 1
-    assert "1 deselected" in capsys.readouterr().out
 
 
 def test_a_busy_loop_computes_and_ends_with_its_block() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.ci import processes
 from tests.ci.__main__ import report
-from tests.ci.step import MOST_REPEATED, Result, Runner, Step
+from tests.ci.step import Result, Runner, Step
 
 # Each starts a run of tests of its own, which takes as long as a worker does.
 pytestmark = pytest.mark.slow
@@ -26,89 +26,55 @@ def test_unsteady():
         mark.touch()
         raise AssertionError("the first time")
 """
+TEST_BAD, TEST_UNSTEADY = "test_1.py::test_bad", "test_2.py::test_unsteady"
 
 
-@pytest.fixture
-def run() -> str:
-    return uuid.uuid4().hex
-
-
-@pytest.fixture
-def runner(run: str, tmp_path: Path) -> Runner:
-    return Runner(run=run, folder=tmp_path / "results", seconds=100)
-
-
-def take(runner: Runner, project: Path, *tests: str, jobs: int = 0) -> Result:
+@pytest.mark.parametrize(
+    ("tests", "passed", "failed", "unsteady"),
+    [
+        ([GOOD, GOOD, UNSTEADY], 3, (), (TEST_UNSTEADY,)),
+        ([GOOD, BAD, UNSTEADY], 2, (TEST_BAD,), (TEST_UNSTEADY,)),
+        ([GOOD, "import nothing_of_this_name\n"], None, ("test_1.py",), ()),
+        ([], 0, (), ()),
+    ],
+)
+def test_a_test_that_fails_once_is_unsteady_and_one_that_always_fails_fails_the_step(
+    tests: list[str],
+    passed: int | None,
+    failed: tuple[str, ...],
+    unsteady: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
     for number, text in enumerate(tests):
-        (project / f"test_{number}.py").write_text(text)
+        (tmp_path / f"test_{number}.py").write_text(text)
     # Without the plugins that this environment has: they take most of the time of a start.
-    pytest_ = f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -p xdist -n {jobs}"
-    (project / "Makefile").write_text(f"test:\n\t{pytest_} $(ARGS)\n")
-    (project / "pytest.ini").touch()
-    (project / "results").mkdir()
-    command = ("make", "--directory", str(project), "test")
-    return runner.take(Step(name="planted", command=command, limit=60, tests=True))
+    pytest_ = f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -p xdist -n 0"
+    (tmp_path / "Makefile").write_text(f"test:\n\t{pytest_} $(ARGS)\n")
+    (tmp_path / "pytest.ini").touch()
+    (tmp_path / "results").mkdir()
+    command = ("make", "--directory", str(tmp_path), "test")
+    runner = Runner(run=uuid.uuid4().hex, folder=tmp_path / "results", seconds=100)
+    result = runner.take(Step(name="planted", command=command, limit=60, tests=True))
+    assert result.ok is (bool(tests) and not failed)
+    assert (result.failed, result.unsteady) == (failed, unsteady)
+    assert passed in (None, result.passed)
 
 
-def test_a_test_that_fails_once_is_named_as_unsteady_and_stops_nothing(
-    runner: Runner, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_a_step_ends_at_its_limit_and_what_it_leaves_behind_is_named_and_ended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    result = take(runner, tmp_path, GOOD, UNSTEADY, jobs=2)
-    assert result.ok
-    assert result.unsteady == ("test_1.py::test_unsteady",)
-    assert (result.passed, result.failed) == (2, ())
-    assert "the first time" in capfd.readouterr().out
-
-
-def test_a_test_that_always_fails_fails_the_step(runner: Runner, tmp_path: Path) -> None:
-    result = take(runner, tmp_path, GOOD, BAD, UNSTEADY)
-    assert not result.ok
-    assert result.failed == ("test_1.py::test_bad",)
-    assert result.unsteady == ("test_2.py::test_unsteady",)
-    assert result.passed == 2
-
-
-def test_a_module_that_can_not_be_imported_fails_the_step(runner: Runner, tmp_path: Path) -> None:
-    result = take(runner, tmp_path, GOOD, "import nothing_of_this_name\n")
-    assert not result.ok
-    assert result.failed == ("test_1.py",)
-
-
-def test_too_many_failed_tests_are_not_repeated(runner: Runner, tmp_path: Path) -> None:
-    result = take(runner, tmp_path, *[UNSTEADY] * (MOST_REPEATED + 1))
-    assert not result.ok
-    assert len(result.failed) == MOST_REPEATED + 1
-
-
-def test_a_run_without_a_test_fails(runner: Runner, tmp_path: Path) -> None:
-    assert not take(runner, tmp_path).ok
-
-
-def test_a_step_that_hangs_is_ended_and_its_processes_are_named(
-    runner: Runner, run: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+    run = uuid.uuid4().hex
+    runner = Runner(run=run, folder=tmp_path, seconds=100)
     script = "sleep 1000 & sleep 2000"
-    result = runner.take(Step(name="stuck", command=("bash", "-c", script), limit=1))
-    assert result.word == "hung"
+    stuck = runner.take(Step(name="stuck", command=("bash", "-c", script), limit=1))
+    assert stuck.word == "hung"
     assert "sleep 1000" in capfd.readouterr().out
-    assert processes.of_run(run) == {}
-
-
-def test_what_a_step_leaves_behind_is_named_and_ended(
-    runner: Runner, run: str, capfd: pytest.CaptureFixture[str]
-) -> None:
     command = ("bash", "-c", "setsid sleep 1000 > /dev/null 2>&1 &")
     assert runner.take(Step(name="daemon", command=command, limit=60)).ok
     assert "left behind: " in capfd.readouterr().out
     assert processes.of_run(run) == {}
-
-
-def test_no_step_begins_after_the_deadline_of_all(run: str, tmp_path: Path) -> None:
     late = Runner(run=run, folder=tmp_path, seconds=0)
-    result = late.take(Step(name="late", command=("touch", str(tmp_path / "ran")), limit=60))
-    assert result.word == "not run"
-    assert not result.ok
-    assert not (tmp_path / "ran").exists()
+    assert late.take(Step(name="late", command=("true",), limit=60)).word == "not run"
 
 
 def test_the_table_has_every_step_and_the_count_stands_last(
@@ -121,6 +87,5 @@ def test_the_table_has_every_step_and_the_count_stands_last(
     ]
     report(results, steps)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "7 passed, 1 failed"
-    assert lines[-3:-1] == ["unsteady: c::d", "failed: a::b"]
+    assert lines[-3:] == ["unsteady: c::d", "failed: a::b", "7 passed, 1 failed"]
     assert any(line.startswith("docs") and line.endswith("not run") for line in lines)

@@ -25,7 +25,7 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.stores.zookeeper.store import ZooKeeperStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
-from tests.benchmarks.wire import Count, Wire
+from tests.harness.wire import Count, Wire
 from tests.harness.zookeeper import ZooKeeperEnsemble
 
 pytestmark = pytest.mark.slow

@@ -22,9 +22,9 @@ from example_project.private_server import (
     find_binary,
     find_valkey,
 )
-from tests.benchmarks.wire import Count, Wire
 from tests.conftest import missing
 from tests.costs.site import Site, open_site
+from tests.harness.wire import Count, Wire
 
 NONE: Final = Count(requests=0, round_trips=0)
 ONE: Final = Count(requests=1, round_trips=1)

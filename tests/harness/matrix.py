@@ -10,9 +10,9 @@ import re
 import tomllib
 from typing import Final
 
-from tests.benchmarks.section import replace_section
 from tests.ci.__main__ import VERSIONS
 from tests.harness.processes import ROOT
+from tests.harness.section import replace_section
 
 PAGE: Final = ROOT / "docs/reference/stability.md"
 COMMAND: Final = "python -m tests.harness.matrix"

@@ -126,7 +126,7 @@ def test_the_dashboard_s_queries_are_valid(tmp_path: Path) -> None:
 
 
 def test_each_of_the_dashboard_s_queries_has_data_if_each_metric_has(tmp_path: Path) -> None:
-    """With the names and labels of the metrics; `test_board` asks for those of a real load."""
+    """With the names and labels of the metrics; `test_serve` scrapes those of a real worker."""
     series = []
     for kind, name, labels in re.findall(r"^metric: (\w+) (\w+)\((.*)\)$", SURFACE, re.MULTILINE):
         given = ", ".join(f'{label}="running"' for label in labels.split(", ") if label)

@@ -7,16 +7,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.load import backlog, leases, queues, tasks
+from tests.load import backlog, leases, tasks
 
-_LOADS = ("tasks", "leases", "queues", "backlog")
+_LOADS = ("tasks", "leases", "backlog")
 
 
 def main() -> int:
     """Run what was asked for; exit status 1 if anything was lost, doubled, intruded or left."""
     parser = argparse.ArgumentParser(prog="make load", description=__doc__)
     parser.add_argument(
-        "--full", action="store_true", help="50 000 tasks; 10 000 leases; 5000 calls"
+        "--full", action="store_true", help="50 000 tasks; 10 000 leases; 100 000 calls"
     )
     parser.add_argument("--only", choices=_LOADS, help="one of them")
     parser.add_argument("--tasks", type=int, help="how many tasks")
@@ -28,8 +28,6 @@ def main() -> int:
     parser.add_argument("--leases", type=int, help="how many leases")
     parser.add_argument("--seconds", type=float, help="that they are held")
     parser.add_argument("--restarts", type=int, help="of their server meanwhile")
-    parser.add_argument("--calls", type=int, help="how many calls of queues")
-    parser.add_argument("--rabbit", action="store_true", help="queues with RabbitMQ as the broker")
     given = parser.parse_args()
     full = given.full
     ok = True
@@ -57,14 +55,6 @@ def main() -> int:
         leased = leases.run(held)
         print(leased, flush=True)
         ok = ok and leased.ok
-    if given.only in (None, "queues"):
-        calls = given.calls or (5000 if full else 1000)
-        queued = queues.QueueLoad(calls=calls, rabbit=given.rabbit, seed=given.seed)
-        print(queued, flush=True)
-        with tempfile.TemporaryDirectory(prefix="csl-load-") as directory:
-            ordered = queues.run(queued, Path(directory))
-        print(ordered, flush=True)
-        ok = ok and ordered.ok
     if given.only in (None, "backlog"):
         # The calls of one key run one after another: a tenth of the others takes as long.
         for calls, keys in ((100_000, 1000), (10_000, 1)) if full else ((5000, 50), (500, 1)):

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import missing
-from tests.harness.rabbit import find_rabbit
-from tests.load import backlog, leases, queues, tasks
+from tests.load import backlog, leases, tasks
 
 # The loads have servers of their own; this one says whether there can be any.
 pytestmark = [
@@ -56,24 +54,6 @@ def test_a_server_that_forgets_is_noticed_by_the_same_load() -> None:
     load = leases.LeaseLoad(leases=100, seconds=12, ttl=6, restarts=1, keeps=False)
     report = leases.run(load)
     assert report.lost > 0
-
-
-@pytest.mark.parametrize("rabbit", [False, True], ids=["redis", "rabbitmq"])
-def test_calls_run_in_order_and_once_while_all_around_them_fails(
-    tmp_path: Path, rabbit: bool
-) -> None:
-    if rabbit and find_rabbit() is None:
-        missing("RabbitMQ is not installed. Debian: apt-get install rabbitmq-server")
-    report = queues.run(queues.QueueLoad(calls=600, rabbit=rabbit), tmp_path)
-    print(report)
-    assert report.ok, report
-    assert report.accepted >= 600
-
-
-def test_calls_that_retry_instead_are_found_out_of_order(tmp_path: Path) -> None:
-    load = queues.QueueLoad(calls=200, keys=2, faults=0, without_queue=True)
-    report = queues.run(load, tmp_path)
-    assert report.disorder
 
 
 def test_calls_that_wait_in_the_store_cost_no_worker_anything_and_run_in_order(

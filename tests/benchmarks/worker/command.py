@@ -8,19 +8,21 @@ from typing import Final
 
 from tests.benchmarks.machine import conditions, seeded
 from tests.benchmarks.publication import publish
-from tests.benchmarks.worker import profile, report
-from tests.benchmarks.worker.contenders import CONTENDERS, OURS
-from tests.benchmarks.worker.laps import over
-from tests.benchmarks.worker.race import Plan, count, race
-from tests.benchmarks.worker.stage import Course, staged
+from tests.benchmarks.worker.contenders import CELERY, Contender, contenders_of
+from tests.benchmarks.worker.report import Block, Course, as_block, as_chart, as_table
+from tests.benchmarks.worker.stage import Stage, staged
 
-__all__ = ["add_options", "benchmark"]
+__all__ = ["add_options", "benchmark", "runs"]
 
 _POOLS: Final = ("solo", "prefork")
 _PACKAGES: Final = (
     *("celery-singleton-lock", "celery", "kombu", "redis", "celery-once", "celery-singleton"),
-    *("celery-heimdall", "python-redis-lock", "pottery"),
 )
+# Messages of one contender in a row. Where children run them, some are under way at once.
+_RUN: Final = {"solo": 7, "prefork": 20}
+# Celery alone is the other side of every difference: it has more runs, because its noise is in all.
+_RUNS_OF_CELERY: Final = 3
+_WARM_UP: Final = 40
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,48 +37,52 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--starts", type=int, default=4, help="of the workers")
     parser.add_argument("--blocks", type=int, default=40, help="of each pool and body, per start")
-    parser.add_argument("--before", metavar="REVISION", help="an earlier one, run beside this one")
-    parser.add_argument("--profiled", type=int, default=150, help="blocks of ours, part by part")
     parser.add_argument("--seed", type=int, help="of the order of the tasks; printed")
-    parser.add_argument(
-        "--only",
-        action="append",
-        choices=[one.name for one in CONTENDERS],
-        metavar="LOCK",
-        help="beside Celery alone, the raw pair and ours; may be repeated",
-    )
-    parser.add_argument("--run", type=int, metavar="N", help="messages of one lock in a row")
     parser.add_argument("--save", action="store_true", help="write docs/dev/benchmarks.md")
 
 
 def benchmark(options: argparse.Namespace) -> None:
     """Run it; the tables go to standard output, and with ``--save`` into the docs."""
-    if options.save and (options.only or options.run):
-        raise SystemExit("--save is for the whole table: leave out --only and --run")
     seed = seeded(options.seed)
-    work = options.work if options.work is not None else [0, 10]
-    plan = Plan(
-        courses=[Course(pool, ms / 1000) for pool in options.pool or _POOLS for ms in work],
-        starts=options.starts,
-        blocks=options.blocks,
-        order=random.Random(seed),
-        run=options.run,
-    )
     how = f"{options.starts} starts of each worker, {options.blocks} blocks each, seed {seed}"
-    about = conditions(_PACKAGES, how, options.before)
-    with staged(options.before, options.only or ()) as stage:
-        counts = count(stage)
-        found = race(stage, plan)
-        parts = profile.profile(stage, options.profiled, plan.order)
-    blocks = "; ".join(f"{course}: {laps.sizes}" for course, laps in found.items())
-    about += f"\n- blocks of each start: {blocks}"
-    tables = [report.as_table(course, laps, counts) for course, laps in found.items()]
-    first = next(iter(found.values()))
-    text, parts_text = "\n".join(tables), profile.as_table(parts, first.of(over("tasks", OURS)))
-    print(f"\n{text}\n{parts_text}")
-    for course, laps in found.items():
-        print("\n".join(report.verdicts(course, laps)))
+    about = conditions(_PACKAGES, how)
+    order, work = random.Random(seed), options.work if options.work is not None else [0, 10]
+    pools = options.pool or _POOLS
+    found: dict[Course, list[list[Block]]] = {
+        Course(pool, ms / 1000): [] for pool in pools for ms in work
+    }
+    with staged() as stage:
+        for start in range(options.starts):
+            for pool in pools:
+                with stage.worker(pool):
+                    _warm_up(stage)
+                    for course, starts in found.items():
+                        if course.pool == pool:
+                            field = contenders_of(course.seconds)
+                            starts.append(
+                                [_block(stage, course, field, order) for _ in range(options.blocks)]
+                            )
+            print(f"start {start + 1} of {options.starts} is done", flush=True)
+    text = "\n".join(as_table(course, starts) for course, starts in found.items())
+    print(f"\n{text}")
     if options.save:
-        data, charts = report.as_data(found, counts), report.as_charts(found)
-        publish("worker", f"{text}\n{about}\n", data, charts)
-        publish("profile", parts_text, profile.as_data(parts), [])
+        first = next(iter(found))
+        publish("worker", f"{text}\n{about}\n", as_chart(first, found[first]))
+
+
+def _warm_up(stage: Stage) -> None:
+    """Let every process of a new worker, and this one, have seen every contender."""
+    field = contenders_of(0.0)
+    stage.block([one for one in field for _ in range(_WARM_UP)], 0.0)
+
+
+def _block(stage: Stage, course: Course, field: list[Contender], order: random.Random) -> Block:
+    messages = runs(field, _RUN[course.pool], order)
+    return as_block([one.name for one in messages], stage.block(messages, course.seconds))
+
+
+def runs(field: list[Contender], length: int, order: random.Random) -> list[Contender]:
+    """The messages of one block: ``length`` of each in a row, those of Celery alone thrice."""
+    shuffled = [*field, *[CELERY] * (_RUNS_OF_CELERY - 1)]
+    order.shuffle(shuffled)
+    return [one for one in shuffled for _ in range(length)]

@@ -1,154 +1,126 @@
-"""What the worker benchmark has found: tables, data, charts, and how it stands with the goals."""
+"""From blocks of messages to the tables of the worker benchmark."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
+from typing import Final
 
 from tests.benchmarks.contest import Role
 from tests.benchmarks.plots import Bar, Chart
-from tests.benchmarks.samples import Spread
-from tests.benchmarks.wire import Count
-from tests.benchmarks.worker.contenders import (
-    BEFORE,
-    BESIDE,
-    BY_NAME,
-    CELERY,
-    OURS,
-    RAW_PAIR,
-    SKIP,
-)
-from tests.benchmarks.worker.laps import Laps, Statistic, over, pair, together, whole
-from tests.benchmarks.worker.stage import Course
+from tests.benchmarks.samples import Spread, estimate, in_micros
+from tests.benchmarks.worker.contenders import CELERY, CONTENDERS, RAW_PAIR
+from tests.benchmarks.worker.stage import Seen
 
-__all__ = ["as_charts", "as_data", "as_table", "verdicts"]
+__all__ = ["Block", "Course", "as_block", "as_chart", "as_table", "pace"]
 
-_MICROSECONDS: Final = 1e6
-_NO_MORE: Final = 1.0
+# Between the first and this one that is taken, another contender's may still run.
+_OVERLAP: Final = 2
+_ROLES: Final = {one.name: one.role for one in CONTENDERS}
 
 
-def as_table(course: Course, laps: Laps, counts: Mapping[str, Count]) -> str:
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What the worker is, and what the bodies do."""
+
+    pool: str
+    seconds: float  # that a body sleeps
+
+    def __str__(self) -> str:
+        work = f"{self.seconds * 1000:g} ms" if self.seconds else "no-op"
+        return f"{self.pool}, {work}"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Seconds per task of one block, by contender; of the clock, and of all processors."""
+
+    tasks: dict[str, float]
+    processor: dict[str, float]
+
+
+def as_block(order: Sequence[str], seen: Seen) -> Block:
+    """What was ``seen`` of messages in this ``order``."""
+    return Block(pace(order, seen.taken), pace(order, seen.processor))
+
+
+def pace(order: Sequence[str], moments: Sequence[float]) -> dict[str, float]:
+    """Seconds per message while nothing but messages of one name run.
+
+    Args:
+        order: The name of each message; those of a name stand together.
+        moments: What was noted when a process took it.
+    """
+    found: dict[str, list[float]] = {}
+    for name, run in groupby(zip(order, moments, strict=True), key=lambda pair: pair[0]):
+        taken = sorted(moment for _, moment in run)[_OVERLAP:]
+        found.setdefault(name, []).append((taken[-1] - taken[0]) / (len(taken) - 1))
+    return {name: median(paces) for name, paces in found.items()}
+
+
+# Blocks of each start, and a number of some of them.
+_Starts = Sequence[Sequence[Block]]
+_Statistic = Callable[[Sequence[Block]], float]
+
+
+def _over(name: str, what: str = "tasks") -> _Statistic:
+    """How much more it is than with Celery alone, taken within each block."""
+
+    def statistic(blocks: Sequence[Block]) -> float:
+        numbers: list[dict[str, float]] = [getattr(block, what) for block in blocks]
+        return median(one[name] - one[CELERY.name] for one in numbers)
+
+    return statistic
+
+
+def _in_pairs(starts: _Starts, name: str) -> Spread:
+    """The same, as a multiple of a raw pair's."""
+    one, pair = _over(name), _over(RAW_PAIR.name)
+    return estimate(starts, lambda blocks: one(blocks) / pair(blocks))
+
+
+def as_table(course: Course, starts: _Starts) -> str:
     """Markdown: what a task takes more at the worker, the least first."""
-    solo = course.pool == "solo"
-    heads = ["lock", "more than Celery alone, µs", "in pairs of a body", "in pairs of a loop"]
-    heads.append("processor time, µs" if solo else "processor time of all processes, µs")
-    if solo:
-        heads += ["after other tasks, µs", "with publishing, µs"]
-    heads.append("replies waited for")
-    in_body, in_loop = _micros(laps.of(over("tasks", RAW_PAIR))), _micros(laps.of(pair))
+    plain = estimate(starts, lambda blocks: median(one.tasks[CELERY.name] for one in blocks))
     rows = [
-        f"**{course}**: Celery alone takes {_micros(laps.of(whole(CELERY)))} µs a task; a raw pair "
-        f"{in_body} µs in a body, {in_loop} µs in a loop",
+        f"**{course}**: Celery alone takes {in_micros(plain)} µs a task",
         "",
-        f"| {' | '.join(heads)} |",
-        f"|---|{'---:|' * (len(heads) - 1)}",
+        "| lock | more than Celery alone, µs | in raw pairs | processor time, µs |",
+        "|---|---:|---:|---:|",
     ]
-    for name in _ordered(laps):
-        cells = [_label(name), _micros(laps.of(over("tasks", name)))]
-        cells += [_text(_in_bodies(laps, name)), _text(laps.ratio(over("tasks", name), pair))]
-        cells.append(_micros(laps.of(over("processor", name))))
-        if solo:
-            cells.append(_micros(laps.of(over("first", name))))
-            cells.append(_micros(laps.of(together(name))))
-        cells.append(str(counts[name].requests) if name in counts else "")
+    for name in _ordered(starts):
+        cells = [
+            _label(name),
+            in_micros(estimate(starts, _over(name))),
+            str(_in_pairs(starts, name)),
+            in_micros(estimate(starts, _over(name, "processor"))),
+        ]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
-def as_data(found: Mapping[Course, Laps], counts: Mapping[str, Count]) -> dict[str, Any]:
-    """Plain data, in seconds."""
-    return {
-        str(course): {
-            "raw_pair_in_loop": asdict(laps.of(pair)),
-            "blocks": [len(blocks) for blocks in laps.starts],
-            "contenders": {name: _data(course, laps, name, counts) for name in laps.names},
-        }
-        for course, laps in found.items()
-    }
+def as_chart(course: Course, starts: _Starts) -> Chart:
+    """The same as multiples of a raw pair."""
+    return Chart(
+        name=f"worker-{course.pool}-{course.seconds * 1000:g}ms",
+        title=f"What a lock adds to a task at the worker ({course})",
+        unit="times SET NX PX + EVALSHA in the body; less is better",
+        bars=[
+            Bar(name, _in_pairs(starts, name), _ROLES[name] is Role.OURS)
+            for name in _ordered(starts)
+        ],
+    )
 
 
-def as_charts(found: Mapping[Course, Laps]) -> list[Chart]:
-    """One per course."""
-    return [
-        Chart(
-            name=f"worker-{course.pool}-{course.seconds * 1000:g}ms",
-            title=f"What a lock adds to a task at the worker ({course})",
-            unit="times SET NX PX + EVALSHA in the body; less is better",
-            bars=[_bar(name, _in_bodies(laps, name)) for name in _ordered(laps)],
-        )
-        for course, laps in found.items()
-    ]
-
-
-def verdicts(course: Course, laps: Laps) -> list[str]:
-    """How it stands with what we want, a line each; open: the interval has both answers in it."""
-    ours = over("tasks", OURS)
-    lines = [
-        _verdict("a task adds, in raw pairs of a body,", laps, ours, over("tasks", RAW_PAIR)),
-        _verdict("a task adds, in raw pairs of a loop,", laps, ours, pair),
-    ]
-    for name in laps.names:
-        if BY_NAME[name].role is Role.PEER:
-            lines.append(_verdict(f"a task adds, times {name},", laps, ours, over("tasks", name)))
-            text = f"a task adds in processor time, times {name},"
-            lines.append(_verdict(text, laps, over("processor", OURS), over("processor", name)))
-    if BEFORE in laps.names:
-        text = "a task takes, times the earlier revision's,"
-        lines.append(_verdict(text, laps, whole(OURS), whole(BEFORE)))
-    if SKIP in laps.names:
-        skip = over("tasks", SKIP)
-        lines.append(_verdict("a skip adds, times Celery's own work,", laps, skip, whole(CELERY)))
-    return [f"{course}: {line}" for line in lines]
-
-
-def _verdict(text: str, laps: Laps, one: Statistic, other: Statistic) -> str:
-    excess = laps.excess(one, other, _NO_MORE)
-    word = "reached" if excess.high <= 0 else "MISSED" if excess.low > 0 else "open"
-    return f"{word}: {text} {_text(laps.ratio(one, other))}; wanted: at most {_NO_MORE:g}"
-
-
-def _in_bodies(laps: Laps, name: str) -> Spread:
-    return laps.ratio(over("tasks", name), over("tasks", RAW_PAIR))
-
-
-def _data(course: Course, laps: Laps, name: str, counts: Mapping[str, Count]) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "role": str(BY_NAME[name].role),
-        "task": asdict(laps.of(whole(name))),
-        "over_celery": asdict(laps.of(over("tasks", name))),
-        "over_celery_in_raw_pairs_of_a_body": asdict(_in_bodies(laps, name)),
-        "over_celery_in_raw_pairs_of_a_loop": asdict(laps.ratio(over("tasks", name), pair)),
-        "publishing_over_celery": asdict(laps.of(over("publishing", name))),
-        "replies_waited_for": counts[name].requests if name in counts else None,
-    }
-    data["processor_over_celery"] = asdict(laps.of(over("processor", name)))
-    if course.pool == "solo":
-        data["first_over_celery"] = asdict(laps.of(over("first", name)))
-        data["together_over_celery"] = asdict(laps.of(together(name)))
-    return data
-
-
-def _ordered(laps: Laps) -> list[str]:
-    names = [name for name in laps.names if name != CELERY]
-    return sorted(names, key=lambda name: laps.of(over("tasks", name)).middle)
-
-
-def _bar(name: str, ratio: Spread) -> Bar:
-    return Bar(name, ratio, BY_NAME[name].role is Role.OURS)
+def _ordered(starts: _Starts) -> list[str]:
+    blocks = [block for blocks in starts for block in blocks]
+    names = [name for name in blocks[0].tasks if name != CELERY.name]
+    return sorted(names, key=lambda name: _over(name)(blocks))
 
 
 def _label(name: str) -> str:
-    role = BY_NAME[name].role
-    if role is Role.OURS:
+    if _ROLES[name] is Role.OURS:
         return f"**{name}**"
-    return f"{name} (no lock)" if role is Role.FLOOR or name == BESIDE else name
-
-
-def _micros(seconds: Spread) -> str:
-    numbers = [getattr(seconds, name) * _MICROSECONDS for name in ("low", "middle", "high")]
-    return _text(Spread(*numbers), 0)
-
-
-def _text(numbers: Spread, digits: int = 2) -> str:
-    return f"{numbers.middle:.{digits}f} [{numbers.low:.{digits}f} .. {numbers.high:.{digits}f}]"
+    return f"{name} (no lock)" if _ROLES[name] is Role.FLOOR else name

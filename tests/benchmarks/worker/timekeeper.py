@@ -1,153 +1,119 @@
-"""In the worker: how long each message took, and whose signals are received meanwhile.
+"""In the worker: when each message was taken, and whose signals are received meanwhile.
 
-In a solo worker a message's time goes from the end of the one before it to its own end, so it holds
-everything: fetching, decoding, lock, body, result, release. (Celery may acknowledge a message in
-the beginning of the next one's time; that costs all of them the same.) Where children run the
-bodies, the parent notes when a child took each: as many are done in between as were taken. It
-also notes the processor time that it and its children have had until then.
+A message is acknowledged when a process takes it. Between two of them, as much is done as is done
+for one: fetching, decoding, lock, body, result, release. The processor time of the worker and of
+its children is noted at the same moments.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
-from typing import Any, ClassVar, Final
+from collections.abc import Callable
+from typing import Any, Final
 
+import redis
 from celery import bootsteps
 from celery.signals import task_postrun, worker_process_init
 
-from tests.benchmarks.processor import processor_seconds
-from tests.benchmarks.worker import parts
-from tests.benchmarks.worker.wiring import TIMES_PARTS, listening_wire, report
+from tests.benchmarks.worker.contenders import CONTENDERS
 
-__all__ = ["MARK", "Timekeeper"]
+__all__ = ["MARK", "MARKS", "Timekeeper"]
 
 #: The name of the task that ends a block.
 MARK: Final = "mark"
+#: The list in the broker's server where a worker reports a block.
+MARKS: Final = "benchmark-marks"
+_RECEIVED: Final = {one.task for one in CONTENDERS if one.has_receivers}
 
 _Handler = Callable[[Any], None]
 
 
 class Timekeeper(bootsteps.StartStopStep):
-    """Added to the steps of the app's consumer.
-
-    Attributes:
-        with_receivers: Names of the tasks that the receivers of `task_postrun` belong to; for the
-            others there are none.
-    """
+    """Added to the steps of the app's consumer."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
-    with_receivers: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, consumer: Any, **options: Any) -> None:
         super().__init__(consumer, **options)
-        self._wire = listening_wire()
-        worker_process_init.connect(lambda **_: self._switch(consumer.app), weak=False)
+        self._block = _Block(consumer)
+        worker_process_init.connect(lambda **_: _switch(consumer.app), weak=False)
 
     def start(self, consumer: Any) -> None:
         """Celery's: before the loop asks for what handles a message."""
-        self._switch(consumer.app)  # of a pool without children
+        _switch(consumer.app)  # of a pool without children
         make = consumer.create_task_handler
-        children = consumer.pool.__module__ == "celery.concurrency.prefork"
-        if children:
-            consumer.create_task_handler = lambda: self._as_taken(make(), consumer.pool)
-        else:
-            consumer.create_task_handler = lambda: self._as_ended(make())
+        consumer.create_task_handler = lambda: self._noting(make(), consumer)
 
-    def _switch(self, app: Any) -> None:
-        """Let each task that is traced in this process say whether there are receivers."""
-        receivers = task_postrun.receivers
-        ours = list(receivers)
-        for name, task in app.tasks.items():
-            wanted = ours if name in self.with_receivers else []
-            # Celery's tracers look into this very list.
-            task.__trace__ = _received_by(receivers, wanted, task.__trace__)
-
-    def _as_ended(self, handle: _Handler) -> _Handler:
-        ends: list[float] = []
-        processors: list[float] = []
-        spent: list[dict[str, float]] = []
-
-        def timed(message: Any) -> None:
-            handle(message)
-            ends.append(time.perf_counter())
-            processors.append(time.process_time())
-            if TIMES_PARTS:
-                spent.append(parts.take())
-            if _is_mark(message):
-                sent = asdict(self._wire.take()) if self._wire else {}
-                report(ends=ends, processors=processors, parts=spent, sent=sent)
-                for noted in (ends, processors, spent):
-                    noted.clear()
-
-        return timed
-
-    def _as_taken(self, handle: _Handler, pool: Any) -> _Handler:
-        processor = _ProcessorTime(pool)
-        block = _Block(processor)
-
-        def timed(message: Any) -> None:
-            nonlocal block
-            message.ack_log_error = block.noting(message.ack_log_error)
-            if _is_mark(message):
+    def _noting(self, handle: _Handler, consumer: Any) -> _Handler:
+        def noted(message: Any) -> None:
+            message.ack_log_error = self._block.noting(message.ack_log_error)
+            if message.headers["task"] == MARK:
                 # What comes from now on is the next block's, though this one isn't done.
-                block.whole, block = True, _Block(processor)
+                self._block.whole, self._block = True, _Block(consumer)
             handle(message)
 
-        return timed
+        return noted
 
 
 class _Block:
-    """Messages until a mark, acknowledged when a child takes them.
+    """Messages until a mark.
 
     Attributes:
         whole: Whether all have arrived.
     """
 
-    def __init__(self, processor: _ProcessorTime) -> None:
+    def __init__(self, consumer: Any) -> None:
         self.whole = False
-        self._processor = processor
+        self._consumer = consumer
         self._taken: list[float] = []
-        self._processors: list[float] = []
+        self._processor: list[float] = []
         self._missing = 0
 
     def noting(self, acknowledge: Callable[..., Any]) -> Callable[..., Any]:
         number = len(self._taken)
         self._taken.append(0.0)
-        self._processors.append(0.0)
+        self._processor.append(0.0)
         self._missing += 1
 
         def noted(*args: Any, **options: Any) -> Any:
             self._taken[number] = time.perf_counter()
-            self._processors[number] = self._processor.seconds()
+            self._processor[number] = self._processor_time()
             result = acknowledge(*args, **options)
             self._missing -= 1
             if self.whole and not self._missing:
-                report(taken=self._taken, processors=self._processors)
+                self._report()
             return result
 
         return noted
 
+    def _processor_time(self) -> float:
+        """Of this process and of its pool's children, all threads included."""
+        pool = getattr(self._consumer.pool, "_pool", None)
+        children = [process.pid for process in getattr(pool, "_pool", ())]
+        # The clock of another process: clock_getcpuclockid(3), as Linux makes it.
+        theirs = [time.clock_gettime((~pid << 3) | 2) for pid in children]
+        return time.process_time() + sum(theirs)
 
-class _ProcessorTime:
-    """The processor time of this process and of its pool's children, all threads included."""
-
-    def __init__(self, pool: Any) -> None:
-        self._children = [process.pid for process in pool._pool._pool]
-
-    def seconds(self) -> float:
-        """Since the processes were started."""
-        return time.process_time() + sum(map(processor_seconds, self._children))
+    def _report(self) -> None:
+        text = json.dumps({"taken": self._taken, "processor": self._processor})
+        with redis.Redis.from_url(self._consumer.app.conf.broker_url) as client:
+            client.rpush(MARKS, text)
 
 
-def _received_by(receivers: list[Any], wanted: Iterable[Any], trace: Callable[..., Any]) -> Any:
+def _switch(app: Any) -> None:
+    """Let each task that is traced in this process say whether there are receivers."""
+    # Celery's tracers look into this very list.
+    receivers = task_postrun.receivers
+    ours = list(receivers)
+    for name, task in app.tasks.items():
+        wanted = ours if name in _RECEIVED else []
+        task.__trace__ = _received_by(receivers, wanted, task.__trace__)
+
+
+def _received_by(receivers: list[Any], wanted: list[Any], trace: Callable[..., Any]) -> Any:
     def received(*args: Any, **options: Any) -> Any:
         receivers[:] = wanted
         return trace(*args, **options)
 
     return received
-
-
-def _is_mark(message: Any) -> bool:
-    return bool(message.headers["task"] == MARK)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
 from statistics import median
@@ -28,13 +28,11 @@ from tests.harness.worker import CeleryWorker
 __all__ = ["Drain", "add_options", "as_table", "benchmark", "drain_of"]
 
 _PACKAGES: Final = ("celery-singleton-lock", "celery", "kombu", "redis")
-_APP: Final = "tests.benchmarks.key_queue.app"
+_APP: Final = "tests.benchmarks.queue_app"
 _LABELS: Final = {
     "plain": "plain Celery, `-c 1`, which excludes by having one process (floor)",
-    "relay": "plain Celery, `-c 4`, each body publishes the next call at its end (no lock)",
     "queue": '`on_conflict="queue"`, `-c 4`',
     "wait": '`on_conflict="wait"`, `-c 4`',
-    "retry": "`OnConflict.retry(delay=0.05, max_delay=0.2)`, `-c 4`",
 }
 _MILLI: Final = 1e3
 # Seconds that the first body takes, while the others are published.
@@ -71,8 +69,8 @@ class Drain:
             the last. Nothing else runs.
         p50, p99: From the end of a body to the begin of the next.
         out_of_order: How many bodies began after one that was called later.
-        took_beside: What another drain takes while calls of other keys are made.
-        others: The median, from the publication of a call of another key to its begin, meanwhile.
+        others: The median, from the publication of a call of another key to its begin, during
+            another drain.
         others_alone: The same while no key has a queue.
     """
 
@@ -80,7 +78,6 @@ class Drain:
     p50: float
     p99: float
     out_of_order: int
-    took_beside: float
     others: float
     others_alone: float
 
@@ -117,8 +114,7 @@ def benchmark(options: argparse.Namespace) -> None:
     table = as_table(found)
     print(f"\n{table}")
     if options.save:
-        data = {kind: [asdict(one) for one in drains] for kind, drains in found.items()}
-        publish("queue", f"{table}\n{about}\n", data, [_chart(found)])
+        publish("queue", f"{table}\n{about}\n", _chart(found))
 
 
 def drain_of(marks: Sequence[Mark], **beside: float) -> Drain:
@@ -128,10 +124,10 @@ def drain_of(marks: Sequence[Mark], **beside: float) -> Drain:
         marks: Their marks.
         beside: The fields about calls of other keys.
     """
-    bodies = _in_order(marks)
+    bodies = sorted(marks, key=lambda mark: mark.began)
     gaps = sorted(two.began - one.ended for one, two in pairwise(bodies))
     return Drain(
-        took=_took(bodies),
+        took=bodies[-1].ended - bodies[0].ended,
         p50=median(gaps),
         p99=gaps[min(len(gaps) - 1, round(0.99 * len(gaps)))],
         out_of_order=sum(two.number < one.number for one, two in pairwise(bodies)),
@@ -139,41 +135,26 @@ def drain_of(marks: Sequence[Mark], **beside: float) -> Drain:
     )
 
 
-def _in_order(marks: Sequence[Mark]) -> list[Mark]:
-    return sorted(marks, key=lambda mark: mark.began)
-
-
-def _took(bodies: Sequence[Mark]) -> float:
-    return bodies[-1].ended - bodies[0].ended
-
-
 def as_table(found: Mapping[str, Sequence[Drain]]) -> str:
     """Markdown: a row for each kind, with the median of its drains."""
     rows = [
         "| | drained in, s | of the floor | end to next begin p50, ms | p99, ms | out of order "
-        "| drained beside calls of other keys, s | such a call, ms | ... of its time alone |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| a call of another key meanwhile, ms | ... of its time alone |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for kind, drains in found.items():
         ratio = _ratio(found, kind)
-        others = spread([one.others / one.others_alone for one in drains])
         cells = [
             f"{median(one.took for one in drains):.2f}",
-            "" if ratio is None else _text(ratio),
+            str(ratio or ""),
             f"{median(one.p50 for one in drains) * _MILLI:.1f}",
             f"{median(one.p99 for one in drains) * _MILLI:.1f}",
             f"{median(one.out_of_order for one in drains):.0f}",
-            f"{median(one.took_beside for one in drains):.2f}".replace("nan", ""),
             f"{median(one.others for one in drains) * _MILLI:.1f}".replace("nan", ""),
-            _text(others),
+            str(spread([one.others / one.others_alone for one in drains])).partition("nan")[0],
         ]
         rows.append(f"| {_LABELS[kind]} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
-
-
-def _text(found: Spread) -> str:
-    is_known = found.middle == found.middle  # not NaN
-    return f"{found.middle:.2f} [{found.low:.2f} .. {found.high:.2f}]" if is_known else ""
 
 
 def _ratio(found: Mapping[str, Sequence[Drain]], kind: str) -> Spread | None:
@@ -205,31 +186,26 @@ class _Stage:
     def drain(self, kind: str, calls: int, work: float) -> Drain:
         """Two drains of one key: with nothing else, and beside calls of other keys."""
         os.truncate(self._marks, 0)
-        marks, nothing = self._drained(kind, calls, work), float("nan")
-        if kind in ("plain", "relay"):  # one process, which is busy; no call waits
-            return drain_of(marks, took_beside=nothing, others=nothing, others_alone=nothing)
-        beside: list[Mark] = []
+        marks = self._drained(kind, calls, work)
+        if kind == "plain":  # one process, which is busy; no call waits
+            return drain_of(marks, others=float("nan"), others_alone=float("nan"))
         alone = self._others(kind, lambda: time.sleep(40 * _PROBE_EVERY))
-        others = self._others(kind, lambda: beside.extend(self._drained(kind, calls, work)))
-        took = _took(_in_order(beside))
-        return drain_of(marks, took_beside=took, others=others, others_alone=alone)
+        others = self._others(kind, lambda: self._drained(kind, calls, work))
+        return drain_of(marks, others=others, others_alone=alone)
 
     def _drained(self, kind: str, calls: int, work: float) -> list[Mark]:
         """Publish calls of one key while its first body runs; the marks, when all have run."""
         key = f"{kind}-{next(self._keys)}"
-        if kind == "relay":
-            self._call(kind, key, 0, _GATE, calls, work)
-        else:
-            self._call(kind, key, 0, _GATE)
-            for number in range(1, calls + 1):
-                self._call(kind, key, number, work)
+        self._call(kind, key, 0, _GATE)
+        for number in range(1, calls + 1):
+            self._call(kind, key, number, work)
         deadline = time.monotonic() + _PATIENCE
         while len(marks := self._of(key)) <= calls:
             assert time.monotonic() < deadline, f"{kind}: {len(marks)} of {calls} have run"
             time.sleep(_POLL_EVERY)
         return marks
 
-    def _others(self, kind: str, meanwhile: Callable[[], None]) -> float:
+    def _others(self, kind: str, meanwhile: Callable[[], object]) -> float:
         """Call other keys while ``meanwhile`` runs; the median until their bodies begin."""
         prefix, over = f"other-{next(self._keys)}", threading.Event()
 
@@ -247,8 +223,8 @@ class _Stage:
         found = [mark for mark in self._all() if mark.key.startswith(f"{prefix}-")]
         return median(mark.began - mark.published for mark in found)
 
-    def _call(self, kind: str, key: str, number: int, seconds: float, *then: float) -> None:
-        arguments = (key, number, seconds, time.monotonic(), *then)
+    def _call(self, kind: str, key: str, number: int, seconds: float) -> None:
+        arguments = (key, number, seconds, time.monotonic())
         self._app.tasks[kind].apply_async(arguments, queue=kind)
 
     def _of(self, key: str) -> list[Mark]:

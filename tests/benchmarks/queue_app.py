@@ -17,13 +17,12 @@ from celery_singleton_lock import OnConflict, singleton_task
 __all__ = ["CONCURRENCY", "KINDS", "app"]
 
 #: The pool processes of the worker of each kind.
-CONCURRENCY: Final = {"plain": 1, "relay": 4, "queue": 4, "wait": 4, "retry": 4}
-#: The names of the tasks and of their queues, and their policies; beside them there is ``relay``.
+CONCURRENCY: Final = {"plain": 1, "queue": 4, "wait": 4}
+#: The names of the tasks and of their queues, and their policies.
 KINDS: Final[dict[str, Any]] = {
     "plain": None,
     "queue": "queue",
     "wait": OnConflict.wait(timeout=60),
-    "retry": OnConflict.retry(delay=0.05, max_delay=0.2),
 }
 
 _BROKER_URL = os.environ["BROKER_URL"]
@@ -51,12 +50,3 @@ for _name, _policy in KINDS.items():
         app.task(name=_name)(work)
     else:
         singleton_task(app=app, name=_name, key="{key}", on_conflict=_policy)(work)
-
-
-@app.task(name="relay")
-def relay(key: str, number: int, seconds: float, published: float, last: int, after: float) -> None:
-    """As :func:`work`; then publish the next call, up to number ``last``: it takes ``after``."""
-    work(key, number, seconds, published)
-    if number < last:
-        following = (key, number + 1, after, time.monotonic(), last, after)
-        relay.apply_async(following, queue="relay")

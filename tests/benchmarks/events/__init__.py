@@ -1,1 +1,0 @@
-"""What a task costs in a worker that sends events, and what these cost `singleton serve`."""

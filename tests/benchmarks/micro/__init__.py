@@ -1,1 +1,0 @@
-"""The parts of a lock, one by one: operations, renewal, memory, imports, and what must not grow."""

@@ -1,1 +1,0 @@
-"""The Grafana board with the data of a real load, as a picture for the documentation."""
