@@ -176,6 +176,49 @@ def test_a_worker_killed_after_its_result_causes_no_second_run(
     assert "body runs" not in second.log
 
 
+#: The user's own part of the Django example.
+MODELS = """
+from django.db import models
+
+class Order(models.Model):
+    total = models.IntegerField()
+    paid = models.BooleanField(default=False)
+    refunded = models.BooleanField(default=False)
+"""
+PAYMENTS = """
+def charge(total, idempotency_key): ...
+def refund(total, idempotency_key): ...
+"""
+#: What the page's other functions do.
+VIEW_TESTS = """
+from unittest import mock
+from django.test import TestCase, override_settings
+from celery_singleton_lock.testing import hold_lock
+from shop.models import Order
+from shop.orders import place
+from shop.tasks import charge
+from shop.views import refund
+
+@override_settings(CELERY_TASK_ALWAYS_EAGER=True, CELERY_TASK_EAGER_PROPAGATES=True)
+class ViewTest(TestCase):
+    def is_refunded(self):
+        order = Order.objects.get()
+        self.assertTrue(order.paid)
+        return order.refunded
+
+    def test_a_placed_order_is_charged_once_and_refunded_while_nobody_charges_it(self):
+        order = Order(total=30)
+        with mock.patch("shop.payments.charge") as pay, self.captureOnCommitCallbacks(execute=True):
+            place(order)
+        pay.assert_called_once()
+        with hold_lock(charge, order.pk):
+            self.assertEqual(refund(None, order.pk).status_code, 409)
+        self.assertFalse(self.is_refunded())
+        self.assertEqual(refund(None, order.pk).status_code, 204)
+        self.assertTrue(self.is_refunded())
+"""
+
+
 @pytest.mark.slow
 def test_a_testcase_of_django_needs_no_server(tmp_path: Path) -> None:
     nowhere = "redis://127.0.0.1:1/0"
@@ -183,6 +226,9 @@ def test_a_testcase_of_django_needs_no_server(tmp_path: Path) -> None:
         Page(name, tmp_path, nowhere).write()
     for package in ("proj", "shop"):
         (tmp_path / package / "__init__.py").touch()
+    ours = {"models": MODELS, "payments": PAYMENTS, "test_views": VIEW_TESTS}
+    for name, code in ours.items():
+        (tmp_path / f"shop/{name}.py").write_text(code)
     (tmp_path / "proj/__init__.py").write_text("from .celery import app as celery_app\n")
     with (tmp_path / "proj/settings.py").open("a") as settings:
         settings.write(
@@ -194,7 +240,7 @@ def test_a_testcase_of_django_needs_no_server(tmp_path: Path) -> None:
     path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = run(*command, folder=tmp_path, env=path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Ran 2 tests" in done.stderr
+    assert "Ran 4 tests" in done.stderr
 
 
 @pytest.mark.slow
