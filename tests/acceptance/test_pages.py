@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
+from celery_singleton_lock import SingletonTask
 from tests.harness.deliveries import wait_until
 from tests.harness.etcd import EtcdCluster
-from tests.harness.pages import Page, block_with, run
+from tests.harness.pages import Page, block_with, blocks, run
 from tests.harness.processes import ROOT
 from tests.harness.worker import CeleryWorker
 
@@ -111,6 +113,14 @@ def test_an_object_keeps_the_newest_fence_whenever_the_older_one_writes(
     assert bucket.stored["Body"] == b"newer"
     objects.put_fenced(bucket, "b", "k", b"again", fence=9)
     assert bucket.stored["Body"] == b"again"
+
+
+@pytest.mark.parametrize("page", ["choosing", "killed", "unique-calls"])
+def test_the_first_example_of_a_page_is_complete(page: str, redis_url: str) -> None:
+    code = blocks((ROOT / f"docs/how-to/{page}.md").read_text())[0]
+    names: dict[str, Any] = {"__name__": "tasks"}
+    exec(re.sub(r"redis://localhost:6379/\d", redis_url, code), names)
+    names["app"].close()
 
 
 @pytest.mark.slow
@@ -262,3 +272,18 @@ def test_every_python_block_of_the_pages_compiles() -> None:
         for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.M):
             if ">>>" not in block:
                 compile(block, str(page), "exec")
+
+
+def test_a_task_without_the_package_keeps_celerys_options() -> None:
+    app = Celery("removed", broker="memory://", set_as_current=False)
+    page = (ROOT / "docs/how-to/switch.md").read_text()
+    before = block_with(page, "@singleton_task(\n").replace("_task(", "_task(app=app, ")
+    after = block_with(page, "@shared_task(").replace("shared_task(", "app.task(")
+    tasks = []
+    for name, code in (("before", before), ("after", after)):
+        names: dict[str, Any] = {"app": app, "__name__": name}
+        exec(code, names)
+        tasks.append(names["sync"])
+    assert [task.acks_late for task in tasks] == [True, True]
+    assert [isinstance(task, SingletonTask) for task in tasks] == [True, False]
+    app.close()
