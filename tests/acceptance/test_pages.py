@@ -226,6 +226,14 @@ class ViewTest(TestCase):
         self.assertFalse(self.is_refunded())
         self.assertEqual(refund(None, order.pk).status_code, 204)
         self.assertTrue(self.is_refunded())
+
+    def test_a_call_with_options_is_sent_after_the_commit(self):
+        order = Order.objects.create(total=30)
+        with mock.patch("shop.payments.charge") as pay:
+            with self.captureOnCommitCallbacks(execute=True) as calls:
+                exec(OPTIONS, {"charge": charge, "order": order})
+            pay.assert_called_once()
+        self.assertEqual(len(calls), 2)
 """
 
 
@@ -236,7 +244,10 @@ def test_a_testcase_of_django_needs_no_server(tmp_path: Path) -> None:
         Page(name, tmp_path, nowhere).write()
     for package in ("proj", "shop"):
         (tmp_path / package / "__init__.py").touch()
-    ours = {"models": MODELS, "payments": PAYMENTS, "test_views": VIEW_TESTS}
+    found = blocks((ROOT / "docs/how-to/django.md").read_text())
+    options = "".join(one for one in found if "charge.apply_async_on_commit" in one)
+    view_tests = f"OPTIONS = {options!r}\n{VIEW_TESTS}"
+    ours = {"models": MODELS, "payments": PAYMENTS, "test_views": view_tests}
     for name, code in ours.items():
         (tmp_path / f"shop/{name}.py").write_text(code)
     (tmp_path / "proj/__init__.py").write_text("from .celery import app as celery_app\n")
@@ -250,7 +261,7 @@ def test_a_testcase_of_django_needs_no_server(tmp_path: Path) -> None:
     path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = run(*command, folder=tmp_path, env=path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Ran 4 tests" in done.stderr
+    assert "Ran 5 tests" in done.stderr
 
 
 @pytest.mark.slow
