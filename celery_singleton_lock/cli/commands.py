@@ -275,8 +275,8 @@ def cancel(
 ) -> None:
     """Take calls that wait out of the queue of their key (on_conflict="queue").
 
-    They never run. Their result is REVOKED, and a chord counts them. A call that runs is left
-    alone: revoke(terminate=True) ends it.
+    They never run. Their result is REVOKED, and a chord that they belong to fails. A call that
+    runs is left alone: revoke(terminate=True) ends it.
     """
     if bool(task_ids) == bool(key) or (first and not key):
         raise click.UsageError("give TASK_ID, or --key KEY, which --first restricts to one call")

@@ -207,8 +207,8 @@ def _queue_named(name: str, queues: Iterable[tuple[CallQueue, list[str]]]) -> st
 def cancel(app: Celery, call: CallInQueue, *, reason: str = "", user: str = "") -> bool:
     """Take a call out of its queue before it begins. It's revoked.
 
-    Its claim ends, a chord counts it, and if it was the first of its queue, the next call is sent.
-    You can cancel a call that waits for its retry, but not one that runs.
+    Its claim ends, and a chord that it belongs to fails. If it was the first of its queue, the next
+    call is sent. You can cancel a call that waits for its retry, but not one that runs.
 
     Args:
         app: The app.

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
+from celery_singleton_lock import SingletonTask
 from tests.harness.deliveries import wait_until
 from tests.harness.etcd import EtcdCluster
-from tests.harness.pages import Page, block_with, run
+from tests.harness.pages import Page, block_with, blocks, run
 from tests.harness.processes import ROOT
 from tests.harness.worker import CeleryWorker
 
@@ -113,6 +115,14 @@ def test_an_object_keeps_the_newest_fence_whenever_the_older_one_writes(
     assert bucket.stored["Body"] == b"again"
 
 
+@pytest.mark.parametrize("page", ["choosing", "killed", "unique-calls"])
+def test_the_first_example_of_a_page_is_complete(page: str, redis_url: str) -> None:
+    code = blocks((ROOT / f"docs/how-to/{page}.md").read_text())[0]
+    names: dict[str, Any] = {"__name__": "tasks"}
+    exec(re.sub(r"redis://localhost:6379/\d", redis_url, code), names)
+    names["app"].close()
+
+
 @pytest.mark.slow
 def test_flask_keeps_its_context_and_shares_the_lock(
     tmp_path: Path, redis_url: str, worker: Callable[..., CeleryWorker]
@@ -176,6 +186,57 @@ def test_a_worker_killed_after_its_result_causes_no_second_run(
     assert "body runs" not in second.log
 
 
+#: The user's own part of the Django example.
+MODELS = """
+from django.db import models
+
+class Order(models.Model):
+    total = models.IntegerField()
+    paid = models.BooleanField(default=False)
+    refunded = models.BooleanField(default=False)
+"""
+PAYMENTS = """
+def charge(total, idempotency_key): ...
+def refund(total, idempotency_key): ...
+"""
+#: What the page's other functions do.
+VIEW_TESTS = """
+from unittest import mock
+from django.test import TestCase, override_settings
+from celery_singleton_lock.testing import hold_lock
+from shop.models import Order
+from shop.orders import place
+from shop.tasks import charge
+from shop.views import refund
+
+@override_settings(CELERY_TASK_ALWAYS_EAGER=True, CELERY_TASK_EAGER_PROPAGATES=True)
+class ViewTest(TestCase):
+    def is_refunded(self):
+        order = Order.objects.get()
+        self.assertTrue(order.paid)
+        return order.refunded
+
+    def test_a_placed_order_is_charged_once_and_refunded_while_nobody_charges_it(self):
+        order = Order(total=30)
+        with mock.patch("shop.payments.charge") as pay, self.captureOnCommitCallbacks(execute=True):
+            place(order)
+        pay.assert_called_once()
+        with hold_lock(charge, order.pk):
+            self.assertEqual(refund(None, order.pk).status_code, 409)
+        self.assertFalse(self.is_refunded())
+        self.assertEqual(refund(None, order.pk).status_code, 204)
+        self.assertTrue(self.is_refunded())
+
+    def test_a_call_with_options_is_sent_after_the_commit(self):
+        order = Order.objects.create(total=30)
+        with mock.patch("shop.payments.charge") as pay:
+            with self.captureOnCommitCallbacks(execute=True) as calls:
+                exec(OPTIONS, {"charge": charge, "order": order})
+            pay.assert_called_once()
+        self.assertEqual(len(calls), 2)
+"""
+
+
 @pytest.mark.slow
 def test_a_testcase_of_django_needs_no_server(tmp_path: Path) -> None:
     nowhere = "redis://127.0.0.1:1/0"
@@ -183,6 +244,12 @@ def test_a_testcase_of_django_needs_no_server(tmp_path: Path) -> None:
         Page(name, tmp_path, nowhere).write()
     for package in ("proj", "shop"):
         (tmp_path / package / "__init__.py").touch()
+    found = blocks((ROOT / "docs/how-to/django.md").read_text())
+    options = "".join(one for one in found if "charge.apply_async_on_commit" in one)
+    view_tests = f"OPTIONS = {options!r}\n{VIEW_TESTS}"
+    ours = {"models": MODELS, "payments": PAYMENTS, "test_views": view_tests}
+    for name, code in ours.items():
+        (tmp_path / f"shop/{name}.py").write_text(code)
     (tmp_path / "proj/__init__.py").write_text("from .celery import app as celery_app\n")
     with (tmp_path / "proj/settings.py").open("a") as settings:
         settings.write(
@@ -194,7 +261,7 @@ def test_a_testcase_of_django_needs_no_server(tmp_path: Path) -> None:
     path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = run(*command, folder=tmp_path, env=path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Ran 2 tests" in done.stderr
+    assert "Ran 5 tests" in done.stderr
 
 
 @pytest.mark.slow
@@ -216,3 +283,18 @@ def test_every_python_block_of_the_pages_compiles() -> None:
         for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.M):
             if ">>>" not in block:
                 compile(block, str(page), "exec")
+
+
+def test_a_task_without_the_package_keeps_celerys_options() -> None:
+    app = Celery("removed", broker="memory://", set_as_current=False)
+    page = (ROOT / "docs/how-to/switch.md").read_text()
+    before = block_with(page, "@singleton_task(\n").replace("_task(", "_task(app=app, ")
+    after = block_with(page, "@shared_task(").replace("shared_task(", "app.task(")
+    tasks = []
+    for name, code in (("before", before), ("after", after)):
+        names: dict[str, Any] = {"app": app, "__name__": name}
+        exec(code, names)
+        tasks.append(names["sync"])
+    assert [task.acks_late for task in tasks] == [True, True]
+    assert [isinstance(task, SingletonTask) for task in tasks] == [True, False]
+    app.close()

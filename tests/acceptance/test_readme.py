@@ -256,8 +256,7 @@ def test_the_commands_that_look_at_locks_work_as_printed(example: Path) -> None:
     # The page's `proj` stands for the module of the app, here the README's.
     commands = [
         line.replace("-A proj", "-A tasks").split()[1:]
-        for block in blocks((ROOT / "docs/how-to/cli.md").read_text(), "")
-        for line in block.splitlines()
+        for line in blocks((ROOT / "docs/how-to/cli.md").read_text(), "")[0].splitlines()
         if line.startswith("celery -A proj singleton")
     ]
     assert [command[3] for command in commands] == ["ls", "show", "explain", "release", "doctor"]
