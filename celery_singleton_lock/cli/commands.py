@@ -24,7 +24,7 @@ from ..errors import SingletonLockError
 from ..inspection import AmbiguousKey, CallInQueue, Fate, Filter, HeldKey, SortBy
 from ..key_names import is_glob
 from ..runtime import Runtime
-from .table import COLUMNS, aligned, holder_of, rows_of, shown, since_of
+from .table import COLUMNS, aligned, holder_of, rows_of, shown, since_of, state_of
 
 # The words for `_confirm`.
 _RELEASE: Final = {"done": "released", "does": "releases"}
@@ -211,7 +211,7 @@ def show(ctx: click.Context, key: str, as_json: bool) -> None:
     default="1",
     show_default=True,
     metavar="TIME",
-    help="How long to wait for the workers' replies, unless the result is final.",
+    help="How long to wait for the workers' replies; two seconds at least for the holder's.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.argument("task_id")
@@ -498,6 +498,7 @@ def row_of(held: HeldKey) -> dict[str, Any]:
     return {
         "key": held.key,
         "state": held.state,
+        "is_dead": held.is_dead,
         "phase": held.phase,
         "task": held.task,
         "task_id": held.task_id,
@@ -553,7 +554,9 @@ def row_of_call(call: CallInQueue) -> dict[str, Any]:
 def describe(held: HeldKey) -> str:
     """The key as text, one field per line."""
     row = row_of(held)
-    del row["phase"]  # the state contains it
+    del row["phase"], row["is_dead"]  # the state contains them
+    if held.is_dead:
+        row["state"] = f"{state_of(held)} (its process no longer exists on this host)"
     for name in ("waiting", "calls", "oldest_call"):
         if not row[name] and (name != "waiting" or row[name] is None):
             del row[name]

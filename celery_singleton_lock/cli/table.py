@@ -51,6 +51,11 @@ def since_of(key: HeldKey) -> str:
     return key.since.isoformat(timespec="seconds") if key.since else ""
 
 
+def state_of(key: HeldKey) -> str:
+    """Its state, or that the process that holds it is dead."""
+    return "process is dead" if key.is_dead else key.state
+
+
 def shown(text: str) -> str:
     """``text`` without control characters: a publisher may choose any text as a task's id."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
@@ -59,7 +64,7 @@ def shown(text: str) -> str:
 #: The columns of `ls` and `release`.
 COLUMNS: Final[Columns] = {
     "KEY": lambda held: held.key,
-    "STATE": lambda held: held.state,
+    "STATE": state_of,
     "TTL": lambda held: "" if held.is_free else f"{held.ttl:.1f}s",
     "HOLDER": holder_of,
     "WORKER": lambda held: held.worker,
@@ -76,7 +81,7 @@ def columns_at(at: datetime) -> Columns:
 
     return {
         "KEY": lambda held: without_prefix(held.key),
-        "STATE": lambda held: held.state,
+        "STATE": state_of,
         "TTL": lambda held: "" if held.is_free else f"{held.ttl:.0f}s",
         "AGE": age,
         "HOLDER": lambda held: held.task_id if held.task == held.scope else holder_of(held),

@@ -32,7 +32,7 @@ from ..inspection import Filter, HeldKey, SortBy
 from ..instrumentation.log import logfmt
 from ..runtime import Runtime
 from .commands import Command, Duration, choose_keys, progress, row_of, sort_keys
-from .table import columns_at, rows_of, shown
+from .table import columns_at, rows_of, shown, state_of
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -154,7 +154,7 @@ class _Lines:
         if self._error:
             self._error = ""
             self._print(at, "store-back", {"store": self._store})
-        known = {held.key: (held.token, held.state, held.waiting, held.calls) for held in found}
+        known = {held.key: (held.token, state_of(held), held.waiting, held.calls) for held in found}
         for key in self._known.keys() - known.keys():
             self._print(at, "gone", {"key": key})
         for held in found:
@@ -173,6 +173,7 @@ class _Lines:
         if self._as_json:
             return row
         names = ("key", "state", "task", "task_id", "worker", "pid", "since", "fence", "waiting")
+        row["state"] = state_of(held)
         fields = {name: row[name] for name in names if row[name] not in (None, "")}
         return {**fields, "calls": held.calls} if held.calls else fields
 

@@ -93,6 +93,8 @@ class _Verdict:
     sentences: list[str]
     key: str | None = None
     holder: Mapping[str, Any] | None = None
+    #: The lease of another call that keeps the key now.
+    held: HeldKey | None = None
 
 
 def explain(app: Celery, task_id: str, *, timeout: float = 1.0) -> Explanation:
@@ -102,6 +104,7 @@ def explain(app: Celery, task_id: str, *, timeout: float = 1.0) -> Explanation:
         app: The app. It must have the task, because the key is computed with it.
         task_id: The task's id.
         timeout: How long to wait for replies of workers, in seconds, if there is no final result.
+            The worker of the key's holder has two seconds at least.
 
     Raises:
         StoreError: The store refused the request, or can't be reached.
@@ -140,7 +143,8 @@ def _skipped(facts: Facts) -> _Verdict | None:
         )
         return _Verdict(Fate.DUPLICATE, [text], key, holder)
     text = f"It was skipped{at}, because {_name(holder)} on {holder.get('worker')} held {key}."
-    return _Verdict(Fate.SKIPPED, [text, _then(facts, holder, key)], key, holder)
+    held = _held_by(facts, holder, key)
+    return _Verdict(Fate.SKIPPED, [text, _then(facts, holder, held)], key, holder, held)
 
 
 def _ran(facts: Facts) -> _Verdict | None:
@@ -178,8 +182,9 @@ def _failed(facts: Facts) -> _Verdict | None:
     error, at = facts.result.value, _at(facts.result.done_at)
     if isinstance(error, LockConflict):
         text = f"It did not run, and failed{at}: {error}"
-        sentences = [text, _then(facts, error.holder, error.key)]
-        return _Verdict(Fate.REFUSED, sentences, error.key, error.holder)
+        held = _held_by(facts, error.holder, error.key)
+        sentences = [text, _then(facts, error.holder, held)]
+        return _Verdict(Fate.REFUSED, sentences, error.key, error.holder, held)
     if isinstance(error, LeaseLost):
         text = f"It began, lost its lease, and failed{at}: {error}"
         return _Verdict(Fate.LOST_LEASE, [text], error.args[1] if error.args[1:] else None)
@@ -190,6 +195,8 @@ def _running(facts: Facts) -> _Verdict | None:
     lease = facts.lease
     if lease is None or lease.state not in ("running", "being killed"):
         return None
+    if lease.is_dead:
+        return _left_key(facts, lease)
     age, ago = _ago(facts.now, lease.since), facts.renewed_ago(lease)
     where = f"on {lease.worker} (pid {lease.pid}), and holds {lease.key}."
     renewed = "" if ago is None else f"was acquired or renewed {ago:.1f} s ago, and "
@@ -197,9 +204,9 @@ def _running(facts: Facts) -> _Verdict | None:
         f"It runs now{age}, {where}",
         f"Its lease {renewed}expires in {lease.ttl:.1f} s unless it is renewed.",
     ]
-    if late := facts.overdue(lease):
-        sentences[0] = f"It has run{age}, {where} {_may_be_dead(late)}."
-        if (ago := facts.renewed_ago(lease)) is not None:
+    if doubt := _doubt(facts, lease):
+        sentences[0] = f"It has run{age}, {where} {doubt}."
+        if facts.overdue(lease) and ago is not None:
             died, free = facts.now - timedelta(seconds=ago), timedelta(seconds=lease.ttl)
             sentences.append(
                 f"If so, it died after {_text(died)}, and the key is free{_at(facts.now + free)}."
@@ -208,6 +215,26 @@ def _running(facts: Facts) -> _Verdict | None:
     if lease.state == "being killed":
         sentences = [f"Its process {lease.pid} on {lease.worker} is being killed."]
     return _Verdict(Fate.RUNNING, sentences, lease.key)
+
+
+def _left_key(facts: Facts, lease: HeldKey) -> _Verdict:
+    """Its process is proven dead, and left the lease."""
+    text = (
+        f"It began{_at(lease.since)}, on {lease.worker} (pid {lease.pid}). {_doubt(facts, lease)}, "
+        f"but its lease still holds {lease.key}."
+    )
+    free = (
+        f"The key is free when the lease expires, in {lease.ttl:.0f} s, or as soon as another call "
+        'tries to take it on this host. (A call in the queue of the key, on_conflict="queue", '
+        "doesn't try.)"
+    )
+    if facts.message is not None:
+        message = [f"{facts.message.worker} has its message."]
+    else:
+        message = _whereabouts(facts) or _of_dead_worker(facts)
+    if not message:
+        message = ["With acks_late, its message comes back when the broker delivers it again."]
+    return _Verdict(Fate.LEFT, [text, free, *message], lease.key)
 
 
 def _waiting(facts: Facts) -> _Verdict | None:
@@ -224,7 +251,7 @@ def _waiting(facts: Facts) -> _Verdict | None:
             'on_lost="continue".'
         )
         now = [f"Now {_has(facts, holder)}."] if holder else []
-        return _Verdict(Fate.STARTED, [text, why, *now], message.key, _row(holder))
+        return _Verdict(Fate.STARTED, [text, why, *now], message.key, _row(holder), holder)
     if message.key is None or holder is None:
         text = (
             f"A process of a worker has begun with it{_ago(facts.now, message.since)}, {where}, "
@@ -247,7 +274,7 @@ def _waiting(facts: Facts) -> _Verdict | None:
         f"{where}{_ago(facts.now, message.since)}: {_has(facts, holder)}."
     )
     note = "The place counts tasks in workers that answered, by the time at which they began."
-    return _Verdict(Fate.WAITING, [text, note], message.key, _row(holder))
+    return _Verdict(Fate.WAITING, [text, note], message.key, _row(holder), holder)
 
 
 def _in_queue(facts: Facts) -> _Verdict | None:
@@ -277,7 +304,7 @@ def _in_queue(facts: Facts) -> _Verdict | None:
         sentences = [text, *([f"Now {_has(facts, holder)}."] if holder else [])]
         if (before := facts.before) is not None and (not holder or before.state != "running"):
             sentences.append(f"Before it is {_call(before)} ({before.state}).")
-        return _Verdict(Fate.WAITING, sentences, key, _row(holder))
+        return _Verdict(Fate.WAITING, sentences, key, _row(holder), holder)
     text = f"It is the next call of {key}, which it joined{since}."
     if place.state == "waiting":
         why = "Its message is published within seconds, by a worker that checks its queue."
@@ -312,7 +339,7 @@ def _requeue(facts: Facts) -> _Verdict | None:
             "Its key is only in its message, and no worker that answered has that: it is on its "
             "way, or the broker delays it."
         )
-    return _Verdict(Fate.REQUEUED, [text, why], key, _row(holder))
+    return _Verdict(Fate.REQUEUED, [text, why], key, _row(holder), holder)
 
 
 def _retrying(facts: Facts) -> _Verdict | None:
@@ -346,7 +373,7 @@ def _received(facts: Facts) -> _Verdict | None:
         why = "All processes are busy, or it has a countdown or an eta."
     holder = _holder_of(facts, message.key)
     sentences = [text, why, *([f"Now {_has(facts, holder)}."] if holder else [])]
-    return _Verdict(Fate.RECEIVED, sentences, message.key, _row(holder))
+    return _Verdict(Fate.RECEIVED, sentences, message.key, _row(holder), holder)
 
 
 def _done(facts: Facts) -> _Verdict | None:
@@ -517,18 +544,50 @@ _REMEDIES: Final[Mapping[Fate, str]] = {
 def _remedy(facts: Facts, verdict: _Verdict) -> Iterator[str]:
     """What to do. Nothing has to be said of a call that ran."""
     fate, text = verdict.fate, _REMEDIES.get(verdict.fate, "")
-    lease, queue = facts.lease, _unserved_queue(facts)
-    if fate is Fate.RUNNING and lease is not None and facts.overdue(lease):
-        text = (
-            "start its worker again if it is dead. To free the key at once, when nothing runs: "
-            f"celery -A ... singleton release '{lease.key}'"
-        )
+    lease, held, queue = facts.lease, verdict.held, _unserved_queue(facts)
+    if fate is Fate.LEFT and lease is not None and lease.is_dead:
+        text = _of_left_key(facts, lease)
+    elif fate is Fate.RUNNING and lease is not None and facts.may_be_dead(lease):
+        text = _check_and_release(lease)
+    elif held is not None and facts.may_be_dead(held):
+        text = _check_and_release(held)
+        if fate in (Fate.SKIPPED, Fate.REFUSED):
+            text += f". Then {_AGAIN}"
     elif fate is Fate.STARTED and facts.released is not None:
         text = f"nothing; when it has been interrupted, {_AGAIN}"
     elif queue and fate in (Fate.QUEUED, Fate.RETRYING, Fate.REQUEUED):
         text = f"start a worker that consumes it: celery -A ... worker -Q {quote(queue)}"
     if text:
         yield f"To do: {text}."
+
+
+def _of_left_key(facts: Facts, lease: HeldKey) -> str:
+    broker = facts.broker
+    is_found = facts.message is not None or (broker and (broker.taken_at or broker.queue))
+    if is_found:
+        wait = "nothing, if you can wait; don't send it again, or it runs twice"
+    elif broker is not None and broker.is_complete:
+        wait = _AGAIN
+    else:
+        wait = f"nothing, if you can wait; without acks_late, {_AGAIN}"
+    return f"{wait}. To free the key at once: {_release(lease)}"
+
+
+def _check_and_release(held: HeldKey) -> str:
+    """What to do if the process that holds a key is dead, or may be."""
+    if held.is_dead:
+        return f"free the key of the dead process: {_release(held)}"
+    ping = f"`celery -A ... inspect ping -d {quote(held.worker)}`"
+    where = f"{ping}, and `ps -p {held.pid}` on that worker's host" if "@" in held.worker else ""
+    return (
+        f"check {where or f'`ps -p {held.pid}` on {held.worker}'}. If that process is dead, free "
+        f"its key: {_release(held)}"
+    )
+
+
+def _release(held: HeldKey) -> str:
+    """The command that frees a key from this holder only."""
+    return f"`celery -A ... singleton release {quote(held.key)} --token {quote(held.token)}`"
 
 
 def _unserved_queue(facts: Facts) -> str:
@@ -625,29 +684,51 @@ def _has(facts: Facts, holder: HeldKey) -> str:
     name = f"{holder.task}[{holder.task_id}]" if holder.task else holder.task_id
     what = "holds" if holder.state == "running" else "has"
     state = "" if holder.state == "running" else f" ({holder.state})"
-    late = facts.overdue(holder)
-    doubt = f". {_may_be_dead(late)}" if late else ""
+    doubt = f". {text}" if (text := _doubt(facts, holder)) else ""
     return f"{name} on {holder.worker} {what} {holder.key}{since}{state}{doubt}"
 
 
-def _may_be_dead(late: float) -> str:
-    return (
-        f"The renewal of that lease is overdue by {late:.1f} s: its process may be dead, or "
-        "suspended (or its call has set a shorter ttl, and its worker did not answer)"
-    )
+def _doubt(facts: Facts, held: HeldKey) -> str:
+    """Why the process that holds a lease is dead, or may be; empty: nothing says so."""
+    if held.is_dead:
+        return "Its process no longer exists on this host"
+    found = []
+    if late := facts.overdue(held):
+        found.append(
+            f"The renewal of that lease is overdue by {late:.1f} s: its process may be dead, or "
+            "suspended (or its call has set a shorter ttl, and its worker did not answer)"
+        )
+    if facts.is_unanswered(held):
+        found.append(
+            f"{held.worker} didn't answer a ping; its process may be dead (a busy worker with the "
+            "solo pool doesn't answer either)"
+        )
+    elif facts.is_of_no_process(held):
+        found.append(
+            f"{held.worker} answers, but names no process {held.pid}: that worker may have been "
+            "restarted, and the process that holds the lease may be dead"
+        )
+    return ". ".join(found)
 
 
-def _then(facts: Facts, holder: Mapping[str, Any], key: str) -> str:
-    """What became of the holder that a result or an exception names."""
-    task_id, result = holder.get("task_id"), facts.holders_result
+def _held_by(facts: Facts, holder: Mapping[str, Any], key: str) -> HeldKey | None:
+    """The key that the holder named by a result or an exception still has."""
     for held in facts.others.values():
-        if held.task_id == task_id and Keyspace.is_slot_of(key, held.key):
-            return f"Now {_has(facts, held)}."
+        if held.task_id == holder.get("task_id") and Keyspace.is_slot_of(key, held.key):
+            return held
+    return None
+
+
+def _then(facts: Facts, holder: Mapping[str, Any], held: HeldKey | None) -> str:
+    """What became of the holder that a result or an exception names."""
+    if held is not None:
+        return f"Now {_has(facts, held)}."
+    result = facts.holders_result
     if result is not None and result.is_final:
-        ended = f"It ended{_at(result.done_at)} ({result.state})"
+        ended = f"{_name(holder)} ended{_at(result.done_at)} ({result.state})"
     else:
-        ended = "It does not hold the key now"
-    return f"{ended}; since when it had the key is not recorded."
+        ended = f"{_name(holder)} doesn't hold the key now"
+    return f"{ended}. When it took the key isn't recorded."
 
 
 def _name(holder: Mapping[str, Any]) -> str:

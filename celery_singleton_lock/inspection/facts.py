@@ -6,7 +6,7 @@ It reads only what is stored for other purposes: a task records nothing for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -28,11 +28,13 @@ from ..message.skipped import is_skipped
 from ..message.times import done_at, utc
 from ..runtime import Runtime
 from .broker import InBroker, search_broker
-from .keys import HeldKey, is_of_task, policies_by_task, unique_for_by_task
+from .keys import HeldKey, is_of_task, policies_by_task, reader, unique_for_by_task
 
 # Seconds to wait for further replies of the workers that have answered once. The last reply ends
 # the wait, and a worker takes up to a second for each.
 _FURTHER_TIMEOUT: Final = 5.0
+# Seconds to wait for the worker of a holder, at least.
+_HOLDER_TIMEOUT: Final = 2.0
 # Seconds to wait for the broker, beside the time for the workers' replies.
 _BROKER_TIMEOUT: Final = 3.0
 # The share of the interval by which a heartbeat may be late: then the worker's parent renews.
@@ -126,6 +128,8 @@ class Facts:
         before: The call before it there.
         broker: What the broker has of its message; None: it was not searched.
         served: The names of the queues that the workers that answered consume.
+        processes: The ids of the processes of each worker of a holder that was asked for them, by
+            its name. None: it did not answer. Empty: its pool does not say.
         visibility_timeout: See `Settings`.
     """
 
@@ -150,6 +154,7 @@ class Facts:
     before: CallInQueue | None = None
     broker: InBroker | None = None
     served: tuple[str, ...] = ()
+    processes: Mapping[str, frozenset[int] | None] = field(default_factory=dict)
     visibility_timeout: float | None = None
 
     @property
@@ -183,6 +188,20 @@ class Facts:
             return 0.0
         interval = interval_of(ttl, self.trusted)
         return ago - interval if ago > interval * (1 + _GRACE) + timeout_for(ttl) else 0.0
+
+    def is_unanswered(self, held: HeldKey) -> bool:
+        """Whether the worker of a lease was asked, and did not answer."""
+        return held.state == "running" and self.processes.get(held.worker, held) is None
+
+    def is_of_no_process(self, held: HeldKey) -> bool:
+        """Whether the worker of a task's lease answered without the process that holds it."""
+        pids = self.processes.get(held.worker)
+        return held.state == "running" and bool(held.task and pids) and held.pid not in (pids or ())
+
+    def may_be_dead(self, held: HeldKey) -> bool:
+        """Whether something says that the process that holds a lease is dead, or may be."""
+        is_silent = self.is_unanswered(held) or self.is_of_no_process(held)
+        return held.is_dead or is_silent or self.overdue(held) > 0
 
 
 def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
@@ -228,7 +247,8 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         before=call_before(app, place) if place else None,
         visibility_timeout=runtime.settings.visibility_timeout,
     )
-    is_held = lease is not None and not facts.overdue(lease)
+    facts = replace(facts, processes=workers.processes(_workers_to_ask(facts, instead)))
+    is_held = lease is not None and not facts.may_be_dead(lease)
     if not (result.is_final or message or is_held):
         broker = None if workers.broker_is_silent else _in_broker(app, task_id)
         facts = replace(facts, broker=broker, served=workers.served())
@@ -240,6 +260,24 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
     if needs_active or any(map(facts.overdue, [*stored.own, *stored.others.values()])):
         facts = replace(facts, active=workers.active())
     return facts
+
+
+def _workers_to_ask(facts: Facts, instead: str) -> set[str]:
+    """The workers of the leases that keep the task or another call from the key."""
+    keys = {one.key for one in (facts.message, facts.place) if one is not None}
+    leases = [
+        held
+        for held in facts.others.values()
+        if held.key in keys or (instead and held.task_id == instead)
+    ]
+    if facts.lease is not None:
+        leases.append(facts.lease)
+    return {
+        held.worker
+        for held in leases
+        # Outside of workers, the name is that of the host.
+        if held.state == "running" and not held.is_dead and "@" in held.worker
+    }
 
 
 def _in_broker(app: Celery, task_id: str) -> InBroker | None:
@@ -303,9 +341,9 @@ class _Stored:
                 if by and Token.task_id_of(by.token.partition("|")[0]) == task_id:
                     found.released = found.released or by
 
-        every = runtime.keyspace.match_all()
+        every, held_key = runtime.keyspace.match_all(), reader(runtime)
         for record in runtime.store.survey(every, lambda key, reason: None, texts=read):
-            held = HeldKey.of(record)
+            held = held_key(record)
             if is_of_task(record, task_id):
                 found.own.append(held)
             else:
@@ -363,21 +401,37 @@ class _Workers:
         replies = self._ask("active_queues").values()
         return tuple(sorted({str(queue.get("name")) for each in replies for queue in each or ()}))
 
+    def processes(self, names: set[str]) -> Mapping[str, frozenset[int] | None]:
+        """See `Facts`. Nothing if workers of this app take no commands."""
+        takes_commands = self._app.conf.worker_enable_remote_control
+        if not names or not takes_commands or not self._can_broadcast():
+            return {}
+        replies = self._ask("stats", to=sorted(names))
+        if self.broker_is_silent:
+            return {}
+        return {name: _pids_in(replies[name]) if name in replies else None for name in names}
+
+    def _can_broadcast(self) -> bool:
+        with self._app.connection_for_read() as connection:  # opens nothing
+            return bool(connection.supports_exchange_type("fanout"))
+
     def is_revoked(self, task_id: str) -> bool:
         return any(task_id in ids for ids in self._ask("revoked").values())
 
-    def _ask(self, method: str, *arguments: Any) -> Mapping[str, Any]:
-        if self.names == () and method != "query_task":
+    def _ask(self, method: str, *arguments: Any, to: Sequence[str] = ()) -> Mapping[str, Any]:
+        if self.names == () and method != "query_task" and not to:
             return {}
         if self.broker_is_silent:
             return {}
         control: Any = self._app.control
-        limit, timeout = len(self.names) or None, self._timeout
-        if limit:
+        limit, timeout = len(to or self.names) or None, self._timeout
+        if to:
+            timeout = max(timeout, _HOLDER_TIMEOUT)
+        elif limit:
             timeout = max(timeout, _FURTHER_TIMEOUT)
 
         def ask() -> Mapping[str, Any]:
-            inspector = control.inspect(timeout=timeout, limit=limit)
+            inspector = control.inspect(to or None, timeout=timeout, limit=limit)
             return getattr(inspector, method)(*arguments) or {}
 
         try:
@@ -397,6 +451,18 @@ class _Workers:
             since=datetime.fromtimestamp(since, UTC) if since else None,
             pid=info.get("worker_pid"),
         )
+
+
+def _pids_in(stats: Any) -> frozenset[int]:
+    """The ids of a worker's processes in its `stats`. Empty: its pool does not name them."""
+    try:
+        pool, pid = stats["pool"], stats["pid"]
+        if "processes" in pool:
+            return frozenset({pid, *pool["processes"]})
+        is_one_process = pool["implementation"].startswith("celery.concurrency.")
+        return frozenset({pid}) if is_one_process else frozenset()
+    except (KeyError, TypeError, AttributeError):
+        return frozenset()  # an error, or the reply of another version
 
 
 def _key_of(app: Celery, info: Mapping[str, Any]) -> str | None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache
 from heapq import merge
 from itertools import islice
 from typing import Final
@@ -28,6 +29,7 @@ from ..core.call_queue import Depth
 from ..core.key import Keyspace, stored_names
 from ..core.lease import HANDOFF_TASK, Kind, OperatorRelease, Phase, Record, Token
 from ..core.locker import notice_free
+from ..core.process import is_proven_dead
 from ..errors import SingletonLockError, StoreError, StoreUnavailable
 from ..key_queue import inspection as queues
 from ..policy import Policy
@@ -73,6 +75,8 @@ class HeldKey:
         calls: How many calls wait in the queue of the key. None if you didn't ask for it.
         oldest_call: When the first of these calls joined the queue. None if no call waits.
         call_ttl: The ttl that the call has set, in seconds. None if it uses the task's.
+        is_dead: Whether the holder's process no longer exists on this host. False if that can't be
+            proven, such as for a process on another host or in another container.
     """
 
     key: str
@@ -90,14 +94,16 @@ class HeldKey:
     calls: int | None = None
     oldest_call: datetime | None = None
     call_ttl: float | None = None
+    is_dead: bool = False
 
     @classmethod
-    def of(cls, record: Record, depth: Depth | None = None) -> HeldKey:
+    def of(cls, record: Record, depth: Depth | None = None, *, is_dead: bool = False) -> HeldKey:
         """Make a ``HeldKey`` of a record of the store.
 
         Args:
             record: The record.
             depth: What waits in the queue of the key. None if it was not counted.
+            is_dead: Whether the holder's process is proven dead.
         """
         holder = record.holder
         calls, oldest = _calls_in(depth, is_claim=record.phase is not None)
@@ -116,6 +122,7 @@ class HeldKey:
             calls=calls,
             oldest_call=oldest,
             call_ttl=holder.ttl or None,
+            is_dead=is_dead,
         )
 
     @property
@@ -254,7 +261,7 @@ def held_keys(
     if counts_calls:
         found = _with_calls(app, conditions, records)
     else:
-        found = map(HeldKey.of, conditions.of(records, runtime.clock.wall()))
+        found = map(reader(runtime), conditions.of(records, runtime.clock.wall()))
     if conditions.waiting or counts_waiting or sort is SortBy.WAITING:
         found = _with_waiting(runtime, found)
         if conditions.waiting:
@@ -278,7 +285,7 @@ def find_key(app: Celery, name: str) -> HeldKey | None:
     """
     runtime = Runtime.of(app)
     if runtime.keyspace.is_full(name) and (record := runtime.store.inspect(name)) is not None:
-        return HeldKey.of(record)
+        return reader(runtime)(record)
     wanted, found = stored_names(name), defaultdict[int, list[Record]](list)
     try:
         records = [*runtime.store.scan(runtime.keyspace.match_all())]
@@ -293,7 +300,7 @@ def find_key(app: Celery, name: str) -> HeldKey | None:
         if matching:
             found[matching[0]].append(record)
     # A complete name of one record takes precedence over a shortened name of another.
-    return _only(name, found[min(found)] if found else [])
+    return _only(runtime, name, found[min(found)] if found else [])
 
 
 def find_task(app: Celery, task_id: str) -> HeldKey | None:
@@ -306,7 +313,7 @@ def find_task(app: Celery, task_id: str) -> HeldKey | None:
     records = runtime.store.scan(runtime.keyspace.match_all())
     found = [record for record in records if is_of_task(record, task_id)]
     leases = [record for record in found if record.kind is not Kind.CLAIM]
-    return _only(task_id, leases or found)
+    return _only(runtime, task_id, leases or found)
 
 
 def release(app: Celery, key: str, token: str | None, *, reason: str = "", user: str = "") -> bool:
@@ -340,10 +347,24 @@ def is_of_task(record: Record, task_id: str) -> bool:
     return task_id in (owner, record.holder.task_id)
 
 
-def _only(name: str, records: Sequence[Record]) -> HeldKey | None:
+def reader(runtime: Runtime) -> Callable[..., HeldKey]:
+    """``HeldKey.of`` for the records of one search, with the proof that a process is dead."""
+
+    @cache  # a process may hold many keys
+    def is_dead(process: str, pid: int) -> bool:
+        return is_proven_dead(process, pid, runtime.process)
+
+    def read(record: Record, depth: Depth | None = None) -> HeldKey:
+        is_lease, by = record.kind is Kind.LEASE, record.holder
+        return HeldKey.of(record, depth, is_dead=is_lease and is_dead(by.process, by.pid))
+
+    return read
+
+
+def _only(runtime: Runtime, name: str, records: Sequence[Record]) -> HeldKey | None:
     if len(records) > 1:
         raise names.ambiguous(name, [record.key for record in records])
-    return HeldKey.of(records[0]) if records else None
+    return reader(runtime)(records[0]) if records else None
 
 
 def _with_waiting(runtime: Runtime, found: Iterator[HeldKey]) -> Iterator[HeldKey]:
@@ -362,17 +383,16 @@ def _with_waiting(runtime: Runtime, found: Iterator[HeldKey]) -> Iterator[HeldKe
 def _with_calls(app: Celery, conditions: Filter, records: Iterable[Record]) -> Iterator[HeldKey]:
     """The matching keys with their waiting calls, and the free ones that have any, by key."""
     depths, now, held_names = queues.depths(app), Runtime.of(app).clock.wall(), set[str]()
+    read = reader(Runtime.of(app))
     if not depths:
-        return (HeldKey.of(one, _EMPTY) for one in conditions.of(records, now))
+        return (read(one, _EMPTY) for one in conditions.of(records, now))
 
     def noted() -> Iterator[Record]:
         for record in records:
             held_names.add(record.key)
             yield record
 
-    held = [
-        HeldKey.of(record, depths.get(record.key, _EMPTY)) for record in conditions.of(noted(), now)
-    ]
+    held = [read(record, depths.get(record.key, _EMPTY)) for record in conditions.of(noted(), now)]
     matches, free = conditions.matcher(), list[HeldKey]()
     for key, depth in depths.items():
         is_free = depth.waiting and key not in held_names and not conditions.older_than

@@ -21,6 +21,8 @@ from celery_singleton_lock import OnConflict, inspection, is_skipped
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.inspection import Explanation, Fate
 from celery_singleton_lock.inspection.explain import _REMEDIES
+from celery_singleton_lock.runtime import Runtime
+from tests.harness.cli import run_here
 from tests.harness.explanations import explained, text
 from tests.harness.processes import ROOT
 from tests.harness.worker import CeleryWorker
@@ -74,6 +76,7 @@ def test_it_runs(stage: Stage, worker: CeleryWorker, name: str, holder: str) -> 
     assert f"on {worker.hostname} (pid {start.pid}), and holds {stage.key(name)}" in text(found)
     assert "It runs now since 20" in text(found)
     assert "Its lease was acquired or renewed" in text(found)
+    assert found.sentences[-1].startswith("To do: nothing;")
 
 
 def test_it_was_skipped(stage: Stage, worker: CeleryWorker, name: str, holder: str) -> None:
@@ -84,12 +87,13 @@ def test_it_was_skipped(stage: Stage, worker: CeleryWorker, name: str, holder: s
     assert f"held {stage.key(name)}." in found.sentences[0]
     assert f"holds {stage.key(name)} since 20" in found.sentences[1]
     assert found.key == stage.key(name)
+    assert found.sentences[-1].startswith("To do: nothing, if that call did its work")
     stage.open(name)
     explained(stage.app.app, holder, Fate.RAN)
     wait_until(lambda: stage.kind(name) is None, "the release, which follows the result, arrives")
     then = inspection.explain(stage.app.app, result.id).sentences[1]
-    assert then.startswith("It ended at 20")
-    assert then.endswith("(SUCCESS); since when it had the key is not recorded.")
+    assert then.startswith(f"{APP}.work[{holder}] ended at 20")
+    assert then.endswith("(SUCCESS). When it took the key isn't recorded.")
 
 
 def test_it_was_revoked_by_its_policy(
@@ -251,12 +255,12 @@ def test_its_process_was_killed(stage: Stage, worker: CeleryWorker, name: str, h
 
 
 def test_a_worker_that_was_killed_as_a_whole_is_not_said_to_run(
-    redis_url: str, tmp_path: Path
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = {"LOCK_URL": redis_url, "PREFIX": "killed"}
     with open_stage(redis_url, tmp_path, "tests.apps.fates", env) as stage:
         app, worker = stage.app, stage.worker(concurrency=2)
-        dead = app.work.delay("a", gate="a")
+        dead = app.work.apply_async(("a",), {"gate": "a"}, singleton={"ttl": 18})
         explained(app.app, dead, Fate.RUNNING)
         skipped = app.work.delay("a")
         assert is_skipped(skipped.get(timeout=30))
@@ -264,21 +268,50 @@ def test_a_worker_that_was_killed_as_a_whole_is_not_said_to_run(
         alive = text(explained(app.app, short, Fate.RUNNING))
         assert "overdue" not in alive
         worker.kill_group()
+        left = inspection.explain(app.app, dead.id, timeout=0.2)
+        assert left.fate is Fate.LEFT
+        assert f"on {worker.hostname} (pid " in left.sentences[0]
+        assert "Its process no longer exists on this host, but its lease" in left.sentences[0]
+        assert left.sentences[1].startswith("The key is free when the lease expires, in ")
+        assert "Its message was acknowledged before it began, so it does not come" in text(left)
+        held = inspection.find_task(app.app, dead.id)
+        assert held is not None
+        command = f"singleton release '{held.key}' --token '{held.token}'`."
+        assert left.sentences[-1].startswith("To do: send it again if it must run. To free the key")
+        assert left.sentences[-1].endswith(command)
+        then = inspection.explain(app.app, skipped.id, timeout=0.2)
+        assert "Its process no longer exists on this host." in then.sentences[1]
+        assert then.sentences[-1].startswith("To do: free the key of the dead process: `celery")
+        assert command.removesuffix(".") in then.sentences[-1]
+        assert then.sentences[-1].endswith("Then send it again if it must run.")
+
+        # As the same is seen from another host, where nothing is proven.
+        monkeypatch.setattr(Runtime.of(app.app), "process", "")
+        unproven = inspection.explain(app.app, dead.id, timeout=0.2)
+        assert unproven.fate is Fate.RUNNING
+        assert f"{worker.hostname} didn't answer a ping; its process may be dead" in text(unproven)
+        assert "no longer exists" not in text(unproven)
+        assert f"inspect ping -d {worker.hostname}`" in unproven.sentences[-1]
+        assert f"`ps -p {held.pid}`" in unproven.sentences[-1]
+        assert unproven.sentences[-1].endswith(command)
+        then = inspection.explain(app.app, skipped.id, timeout=0.2)
+        assert f"{worker.hostname} didn't answer a ping" in then.sentences[1]
+        assert f"inspect ping -d {worker.hostname}`" in then.sentences[-1]
         found: list[Explanation] = []
 
         def is_overdue() -> bool:
             found[:] = [inspection.explain(app.app, dead.id, timeout=0.2)]
             return "overdue" in text(found[0])
 
-        # After more than a third of the ttl, which is 10 s, and before its end.
-        wait_until(is_overdue, "the renewal is overdue", timeout=10)
+        # After more than a third of the ttl, which is 18 s, and before its end.
+        wait_until(is_overdue, "the renewal is overdue", timeout=18)
         assert "It has run since 20" in found[0].sentences[0]
         assert "its process may be dead" in found[0].sentences[0]
         then = inspection.explain(app.app, skipped.id, timeout=0.2)
         assert "its process may be dead" in text(then), "also of the holder of another task's key"
         assert "Its message was acknowledged before it began, so it does not come" in text(found[0])
         assert "If so, it died after 20" in text(found[0])
-        assert f"singleton release '{stage.key('a')}'" in found[0].sentences[-1]
+        assert found[0].sentences[-1].endswith(command)
         gone = explained(app.app, dead, Fate.UNKNOWN, timeout=0.2)
         assert "Its worker may have been killed as a whole" in text(gone)
         assert "The broker has no message of it" in text(gone)
@@ -298,6 +331,12 @@ def test_the_message_of_a_worker_that_was_killed_as_a_whole_is_found_in_the_brok
         waiting = app.late.delay("b")  # prefetched, and not begun
         explained(app.app, waiting, Fate.RECEIVED)
         worker.kill_group()
+        left = inspection.explain(app.app, call.id, timeout=0.2)
+        assert (left.fate, left.key) == (Fate.LEFT, stage.key("a"))
+        assert "Its process no longer exists on this host" in left.sentences[0]
+        assert left.sentences[2].startswith("A worker took its message at 20")
+        assert "don't send it again, or it runs twice. To free" in left.sentences[-1]
+        wait_until(lambda: stage.kind("a") is None, "its lease has expired", timeout=15)
         for each in (call, waiting):
             found = explained(app.app, each, Fate.LEFT, timeout=0.2)
             assert found.sentences[0].startswith("A worker took its message at 20")
@@ -307,6 +346,33 @@ def test_the_message_of_a_worker_that_was_killed_as_a_whole_is_found_in_the_brok
         took = datetime.fromisoformat(found.sentences[0].split()[6].strip(","))
         back = datetime.fromisoformat(found.sentences[1].split()[6])
         assert (back - took).total_seconds() == 3600  # kombu's visibility_timeout
+
+
+def test_a_worker_that_was_restarted_under_its_name_does_not_hide_that_its_process_may_be_dead(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = {"LOCK_URL": redis_url, "PREFIX": "restarted"}
+    with open_stage(redis_url, tmp_path, "tests.apps.fates", env) as stage:
+        app, worker = stage.app, stage.worker(concurrency=1)
+        call = app.work.apply_async(("a",), {"gate": "a"}, singleton={"ttl": 3600})
+        explained(app.app, call, Fate.RUNNING)
+        held = inspection.find_task(app.app, call.id)
+        assert held is not None
+        worker.kill_group()
+        again = stage.worker(concurrency=1, name=worker.name)
+        assert again.hostname == worker.hostname
+        shown = run_here(app.app, "show", "a").out
+        assert "state: process is dead (its process no longer exists on this host)" in shown
+        assert "process is dead" in run_here(app.app, "ls").out
+        [row] = run_here(app.app, "ls", "--json").json()
+        assert (row["state"], row["is_dead"]) == ("running", True)
+        monkeypatch.setattr(Runtime.of(app.app), "process", "")  # as on another host
+        found = inspection.explain(app.app, call.id, timeout=0.2)
+        assert f"{worker.hostname} answers, but names no process {held.pid}:" in found.sentences[0]
+        assert f"`ps -p {held.pid}`" in found.sentences[-1]
+        assert "process is dead" not in run_here(app.app, "ls").out
+        [row] = run_here(app.app, "ls", "--json").json()
+        assert not row["is_dead"]
 
 
 def test_a_lease_whose_call_sets_its_ttl_is_judged_by_that(
