@@ -16,7 +16,7 @@ __all__ = ["Page", "block_with", "blocks", "run"]
 
 def blocks(text: str, language: str = "python") -> list[str]:
     """The fenced blocks of one language."""
-    fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    fences = re.findall(r"^```([^\n]*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
     return [block for of_language, block in fences if of_language == language]
 
 
