@@ -352,6 +352,19 @@ def test_a_message_that_expires_before_its_next_delivery_answers_no_call_after_t
     assert bench.ids() == [first.id, second.id]
 
 
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.RETRYING])
+def test_a_call_that_does_not_expire_is_not_answered_with_one_that_does(
+    bench: Bench, phase: Phase
+) -> None:
+    sync = bench.task(unique="until_done")
+    short = sync.apply_async(expires=600)
+    bench.settle(phase, ttl=3600)
+    assert sync.apply_async(expires=1200).id == short.id
+    lasting = sync.delay()
+    assert sync.delay().id == sync.apply_async(expires=5).id == lasting.id
+    assert bench.ids() == [short.id, lasting.id]
+
+
 def test_a_body_that_runs_beyond_its_expires_answers_equal_calls(bench: Bench) -> None:
     sync = bench.task(unique="until_done", expires=60)
     first = sync.delay()
