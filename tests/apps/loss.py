@@ -1,9 +1,7 @@
 """Bodies that lose their lease or are ended from outside; all tasks share the keys of one scope.
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, the lock store (else the result
-backend); TTL, seconds; SOFT_SHUTDOWN, seconds; WITHOUT, the protections to take out for a variant
-that must fail: ``postrun`` (what settles an exit without ``after_return``), ``parent`` (what frees
-a dead child's key).
+backend); TTL, seconds; SOFT_SHUTDOWN, seconds.
 """
 
 from __future__ import annotations
@@ -19,19 +17,16 @@ from typing import Any
 
 import redis
 from celery import Celery, Task, signals
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleton_lock import (
     LeaseLost,
     NoLease,
     OnConflict,
-    SingletonTask,
     current_lease,
     hold,
     singleton_task,
 )
-from celery_singleton_lock.task.base import _settle_rest
-from celery_singleton_lock.worker import request as worker_request
 from tests.harness.journal import Journal, events
 
 app = Celery("loss", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
@@ -41,12 +36,6 @@ app.conf.update(
     worker_prefetch_multiplier=1,
     worker_soft_shutdown_timeout=float(os.environ.get("SOFT_SHUTDOWN", "0")),
 )
-
-WITHOUT = os.environ.get("WITHOUT", "").split(",")
-if "postrun" in WITHOUT:
-    signals.task_postrun.disconnect(_settle_rest)
-if "parent" in WITHOUT:
-    worker_request.settle_leases = lambda *_: None
 
 TTL = float(os.environ.get("TTL", "3"))
 SHARED: dict[str, Any] = {"app": app, "bind": True, "key": "{key}", "scope": "loss", "ttl": TTL}
@@ -241,69 +230,6 @@ def holding(self: Task, key: str) -> None:
             until_notified(60.0)
         Journal.from_env().note("left")
         sleep(60.0)
-
-
-# Exits.
-
-
-class FailingSuccess(Task):
-    abstract = True
-
-    def on_success(self, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("on_success fails")
-
-
-class FailingReturn(Task):
-    abstract = True
-
-    def after_return(self, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("after_return fails")
-
-
-class SilentReturn(SingletonTask[..., Any]):
-    """Overrides ours and leaves out ``super()``."""
-
-    abstract = True
-
-    def after_return(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-
-@singleton_task(**SHARED)
-def leaving(self: Task, key: str, error: str, seconds: float = 0.5) -> Any:
-    """Works, then raises what ``error`` names."""
-    work(self, key, "sleep", seconds)
-    errors = {
-        "ValueError": ValueError,
-        "Ignore": Ignore,
-        "Reject": Reject,
-        "SystemExit": SystemExit,
-    }
-    raise errors[error]("as asked")
-
-
-@singleton_task(**SHARED, acks_late=True)
-def rejecting(self: Task, key: str, seconds: float = 0.5) -> Any:
-    """Sends its message back to the queue, once."""
-    again = came_again(self, key)
-    work(self, key, "sleep", seconds)
-    if not again:
-        raise Reject("as asked", requeue=True)
-
-
-@singleton_task(**SHARED, base=FailingSuccess)
-def bad_success(self: Task, key: str, seconds: float = 0.5) -> Any:
-    return work(self, key, "sleep", seconds)
-
-
-@singleton_task(**SHARED, base=FailingReturn)
-def bad_return(self: Task, key: str, seconds: float = 0.5) -> Any:
-    return work(self, key, "sleep", seconds)
-
-
-@singleton_task(**SHARED, base=SilentReturn)
-def silent_return(self: Task, key: str, seconds: float = 0.5) -> Any:
-    return work(self, key, "sleep", seconds)
 
 
 # A store that dies at a moment of the body's choice.

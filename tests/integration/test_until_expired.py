@@ -22,7 +22,7 @@ from tests.harness.processes import ROOT
 from tests.harness.servers import server_version
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, wait_until
-from tests.integration.test_claim_ends import LEAVES, STAYS, wait_for_starts
+from tests.integration.test_claim_ends import ENDS, wait_for_starts
 
 APP = "tests.apps.claims"
 
@@ -103,9 +103,6 @@ def acknowledged(stage: Stage, call: AsyncResult) -> None:
 # Whatever became of the run.
 
 
-ENDS = [*STAYS, *LEAVES, ("early", "retry", 2), ("early", "replace", 2)]
-
-
 def test_a_period_stands_however_its_message_ends(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
@@ -122,9 +119,6 @@ def test_a_period_stands_however_its_message_ends(
         assert period.stands() == before, period.name
         assert period.call().id == call.id
         assert bodies_of(stage, call) == bodies, period.name
-
-
-# Many publishers.
 
 
 # Other publishers.

@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from datetime import timedelta
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -264,6 +265,28 @@ def test_an_error_of_a_conflict_is_stored_as_celery_stores_errors(
         bench.run()
     state = {"revoke": states.REVOKED, "raise": states.FAILURE}[rule]
     assert result.state == (state if errors_too or not ignored else states.PENDING)
+
+
+def test_a_call_that_asks_for_its_result_is_revoked_also_where_its_task_stores_none(
+    bench: Bench,
+) -> None:
+    task = bench.task(on_conflict="revoke", ignore_result=True)
+    result = task.apply_async((1,), ignore_result=False)
+    with hold_lock(task, 1):
+        bench.run()
+    assert result.state == states.REVOKED
+
+
+def test_a_retry_whose_time_is_text_has_the_key_reserved(bench: Bench) -> None:
+    def body(self: Any, number: int) -> None:
+        raise self.retry(eta=(self.app.now() + timedelta(seconds=30)).isoformat())
+
+    task = bench.task(body, bind=True, ttl=10)
+    task.delay(1)
+    bench.run()
+    record = bench.store.inspect(task.lock_key(1))
+    assert record is not None
+    assert (record.kind, record.ttl) == (Kind.RESERVED, pytest.approx(40, abs=2))
 
 
 @pytest.mark.parametrize("stored", [False, True])
