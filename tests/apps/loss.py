@@ -184,12 +184,6 @@ def forgiving(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -
     return work(self, key, way, 0 if self.request.retries else seconds)
 
 
-@singleton_task(**SHARED, on_lost="continue", max_hold=0.01)
-def unrenewed(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> Any:
-    """No heartbeat and no interruption, as a lock with a plain expiry."""
-    return work(self, key, way, seconds)
-
-
 # Other holds.
 
 
@@ -199,26 +193,8 @@ def competitor(self: Task, key: str, way: str = "sleep", seconds: float = 0.0) -
     return work(self, key, way, seconds)
 
 
-@singleton_task(**SHARED, min_hold=30)
-def cooling(self: Task, key: str) -> Any:
-    return work(self, key, "sleep", 0.0)
-
-
-@singleton_task(**SHARED)
-def returning(self: Task, key: str, countdown: float = 30.0) -> Any:
-    """Ends in a retry, far away."""
-    work(self, key, "sleep", 0.0)
-    raise self.retry(countdown=countdown)
-
-
 @singleton_task(**SHARED, max_hold=1.5 * TTL)
 def bounded(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> Any:
-    return work(self, key, way, seconds)
-
-
-@singleton_task(**SHARED, max_hold=1.5 * TTL, on_lost="continue")
-def hung(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> Any:
-    """As `bounded`, but nothing can end it."""
     return work(self, key, way, seconds)
 
 

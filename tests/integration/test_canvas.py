@@ -48,17 +48,6 @@ def test_both_links_of_a_chain_on_one_key_run_100_of_100(
     assert stage.journal.overlaps() == []
 
 
-@pytest.mark.slow
-def test_without_the_early_release_second_links_are_skipped(stage: Stage, name: str) -> None:
-    worker = stage.worker(concurrency=4, queues=["without"], env={"WITHOUT": "early-release"})
-    assert any(
-        is_skipped((link | link).apply_async().get(timeout=20))
-        for n in range(100)
-        if (link := stage.app.work.si(f"{name}-{n}").set(queue="without"))
-    )
-    worker.kill_group()
-
-
 def test_a_chain_goes_on_past_a_skipped_link(stage: Stage, name: str) -> None:
     blocker = stage.occupy(f"{name}-middle")
     chain = (

@@ -530,21 +530,6 @@ def test_calls_with_and_without_a_place_run_once_and_apart_while_the_option_is_d
     assert stage.journal.overlaps() == []
 
 
-def test_calls_that_were_requeued_before_the_option_was_switched_on_take_a_place(
-    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
-) -> None:
-    first = running(stage, name)
-    before = consume(name, env={"OFF": "1"})
-    second = stage.app.app.send_task(stage.app.early.name, (name, 1), queue=name)
-    before.wait_for_event(EventName.REQUEUED)
-    before.terminate()
-    before.wait()
-    also_consume(stage, worker, name)
-    wait_until(lambda: in_queue(stage, name) == 2, "the message has a place")
-    stage.open(name)
-    assert ended([first, second]) == [0, 1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["early", "late"])
 def test_no_call_is_taken_for_lost_when_its_worker_is_stopped(
@@ -935,20 +920,6 @@ def test_a_claim_lasts_while_its_call_waits_for_its_turn(
     assert stage.app.unique.apply_async((name, 2), **options).id != second.id
 
 
-def test_a_duplicate_of_a_period_that_others_wait_for_fails_and_leaves_its_queue(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    period: Any = {"unique": "until_expired", "unique_for": 600}
-    first = stage.app.early.apply_async((name, 0), singleton=period)
-    assert first.get(timeout=30) == 0
-    link = stage.app.early.si(f"{name}-link", 9)
-    linked = stage.app.early.apply_async((name, 1), singleton=period, link=link)
-    with pytest.raises(LockConflict, match="the end of a period"):
-        linked.get(timeout=20)
-    assert stage.app.early.delay(name, 2).get(timeout=20) == 2
-    assert numbers(stage, name) == [0, 2]
-
-
 def test_a_publisher_that_dies_before_its_call_has_a_place_holds_the_claim_for_seconds(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
@@ -998,20 +969,6 @@ def test_a_full_queue_raises_where_the_call_is_made(
     with pytest.raises(LockConflict, match="2 calls wait"):
         sent.get(timeout=30)
     stage.open(name)
-    assert ended(results) == [0, 1]
-
-
-@pytest.mark.skipif(celery.__version__ < "5.7", reason="such a task gets no result at all")
-def test_a_task_fails_if_the_queue_of_its_link_is_full(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    full = f"{name}-full"
-    results = [running(stage, full, stage.app.few), stage.app.few.delay(full, 1)]
-    first = stage.app.early.apply_async((name, 0), link=stage.app.few.si(full, 2))
-    with pytest.raises(QueueFull, match="2 calls are in the queue"):
-        first.get(timeout=20)
-    assert stage.app.early.delay(name, 1).get(timeout=30) == 1
-    stage.open(full)
     assert ended(results) == [0, 1]
 
 

@@ -19,16 +19,15 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from celery import Celery, Task, chain, chord, group, states
+from celery import Celery, Task, group, states
 from celery.backends.rpc import RPCBackend
 from celery.canvas import Signature
 from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
 from celery.exceptions import SoftTimeLimitExceeded
-from celery.result import GroupResult, ResultSet, allow_join_result, denied_join_result
+from celery.result import GroupResult, allow_join_result, denied_join_result
 from kombu.utils.json import dumps, loads
 
 from celery_singleton_lock import (
-    PER_TASK,
     CallOptions,
     DuplicateTask,
     LockKeyError,
@@ -188,44 +187,12 @@ def test_a_planned_call_answers_until_it_starts_and_one_without_a_claim_runs_now
     assert (etas.keys(), etas[now.id]) == ({planned.id, now.id}, None)
 
 
-def test_a_callable_key_keeps_the_calls_of_tenants_apart(bench: Bench) -> None:
-    tenant = "a"
-
-    def by_tenant(account: Any, other: Any = None) -> str:
-        return f"{tenant}:{account}"
-
-    sync = bench.task(key=by_tenant, unique="until_done")
-    first = sync.delay(7)
-    tenant = "b"
-    second = sync.delay(7)
-    assert bench.ids() == [first.id, second.id]
-    assert sync.delay(7).id == second.id
-
-
-def test_a_set_of_duplicates_is_joined_one_by_one(bench: Bench) -> None:
-    sync = bench.task(key="{account}", unique="until_done")
-    results = [sync.delay(number) for number in (1, 2, 1, 2, 1)]
-    for result in results[:2]:
-        bench.app.backend.store_result(result.id, result.id, states.SUCCESS)
-    ids = [result.id for result in results]
-    assert len(set(ids)) == 2
-    assert ResultSet(results, app=bench.app).join(timeout=9) == ids
-
-
 def test_other_arguments_and_other_tasks_are_no_duplicates(bench: Bench) -> None:
     one = bench.task(key="{account}", scope="accounts", unique="until_done")
     other = bench.task(key="{account}", scope="accounts", unique="until_done")
     results = [one.delay(1), one.delay(2), other.delay(1)]
     assert bench.ids() == [result.id for result in results]
     assert len(bench.claims()) == 3
-
-
-def test_a_freed_claim_lets_the_next_call_through(bench: Bench) -> None:
-    sync = bench.task(unique="until_start")
-    first = sync.delay()
-    bench.settle(None)
-    second = sync.delay()
-    assert bench.ids() == [first.id, second.id]
 
 
 def test_a_claim_ends_after_unique_for(bench: Bench) -> None:
@@ -295,16 +262,6 @@ def test_a_skipped_result_can_be_copied_and_pickled(bench: Bench) -> None:
     for again in (copy.copy(skipped), pickle.loads(pickle.dumps(skipped))):
         assert (again.id, again.get()) == (skipped.id, skipped.get())
         assert not again
-
-
-def test_the_existing_result_is_one_of_the_callers_own_app(bench: Bench) -> None:
-    sync = bench.task(unique="until_done")
-    first = sync.delay()
-    second = sync.delay()
-    assert (second.id, second.app) == (first.id, bench.app)
-    assert bool(second)
-    bench.app.backend.store_result(first.id, 42, states.SUCCESS)
-    assert second.get(timeout=1) == 42
 
 
 # Stale claims.
@@ -422,30 +379,12 @@ def test_the_result_of_an_earlier_call_with_the_same_id_is_not_that_of_the_claim
     assert (sync.delay().id == first.id) is counts
 
 
-def test_a_duplicate_gets_a_result_of_the_class_that_the_task_has(bench: Bench) -> None:
-    aborted = bench.task(base=AbortableTask, unique="until_done")
-    first = aborted.delay()
-    for result in (first, aborted.delay()):
-        assert isinstance(result, AbortableAsyncResult)
-        assert result.id == first.id
-
-
 def test_the_claim_of_a_users_test_yields_what_a_duplicate_gets(bench: Bench) -> None:
     task = bench.task(base=AbortableTask, unique="until_done")
     with hold_claim(task, 1) as queued:
         duplicate = task.delay(1)
     assert (type(queued), queued.id) == (type(duplicate), duplicate.id)
     assert isinstance(queued, AbortableAsyncResult)
-
-
-def test_a_result_that_says_nothing_of_its_time_counts_as_the_claims(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sync = bench.task(unique="until_done")
-    first = sync.delay()
-    meta = {"status": states.SUCCESS, "date_done": None}
-    bench.answer_with(monkeypatch, lambda task_id: meta)
-    assert sync.delay().id != first.id
 
 
 @pytest.mark.parametrize("result_persistent", [None, True])
@@ -675,22 +614,6 @@ def test_raise_says_when_the_next_call_of_the_period_may_be_made(bench: Bench) -
     assert raised.value.remaining == pytest.approx(70)
 
 
-def test_a_publish_that_fails_ends_its_period(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise OSError("broker")
-
-    sync = bench.task(**PERIOD)
-    with monkeypatch.context() as broker:
-        broker.setattr(bench.app, "send_task", fail)
-        with pytest.raises(OSError, match="broker"):
-            sync.delay()
-    assert bench.claims() == []
-    assert bench.ids() == []
-    assert sync.delay().id == bench.ids()[0]
-
-
 @pytest.mark.parametrize("given", [{}, {"ttl": 33}], ids=str)
 def test_a_duplicate_in_a_canvas_names_the_period_to_its_worker(bench: Bench, given: Any) -> None:
     sync = bench.task(**PERIOD)
@@ -774,14 +697,15 @@ def test_with_raise_a_store_that_fails_is_an_error_and_nothing_is_published(benc
 # The publish fails.
 
 
+@pytest.mark.parametrize("options", [{"unique": "until_done"}, PERIOD], ids=str)
 @pytest.mark.parametrize("error", [OSError("broker"), SoftTimeLimitExceeded(), KeyboardInterrupt()])
 def test_a_publish_that_fails_frees_its_claim(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: BaseException, options: Any
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise error
 
-    sync = bench.task(unique="until_done")
+    sync = bench.task(**options)
     monkeypatch.setattr(bench.app, "send_task", fail)
     with pytest.raises(type(error)):
         sync.delay()
@@ -818,14 +742,6 @@ def test_a_message_that_a_base_class_does_not_publish_answers_calls_for_a_minute
         publish()
     found = [message.headers[HEADER]["claim"]["duplicate"] for message in bench.messages()]
     assert found == ([False] if publishes else [False, False])
-
-
-def test_a_publish_that_fails_for_its_arguments_frees_its_claim(bench: Bench) -> None:
-    sync = bench.task(key=PER_TASK, unique="until_done")
-    with pytest.raises(Exception, match=r"serializ|Encod|JSON"):
-        sync.delay(object())
-    assert bench.claims() == []
-    assert sync.delay(1).id == bench.ids()[0]
 
 
 def test_a_duplicate_whose_publish_fails_leaves_the_others_claim(
@@ -1063,26 +979,6 @@ def test_a_signature_carries_the_options_of_its_call(
         assert bench.claim().ttl == pytest.approx(44 if "ttl" not in singleton else 33)
 
 
-def test_a_chains_later_link_carries_the_options_of_its_call(bench: Bench) -> None:
-    sync = bench.task()
-    options = {"unique": "until_done", "unique_for": 300}
-    chain(sync.si(1), sync.si(2).set(singleton=options)).apply_async()
-    [message] = bench.messages()
-    [link] = message.payload[2]["chain"]
-    Signature.from_dict(link, app=bench.app).apply_async()
-    assert bench.claim().ttl == pytest.approx(300)
-
-
-def test_a_later_link_may_have_a_timedelta(bench: Bench) -> None:
-    sync = bench.task()
-    options: CallOptions = {"unique": "until_done", "unique_for": timedelta(minutes=5)}
-    chain(sync.si(1), sync.si(2).set(singleton=options)).apply_async()
-    [message] = bench.messages()
-    [link] = message.payload[2]["chain"]
-    Signature.from_dict(link, app=bench.app).apply_async()
-    assert bench.claim().ttl == pytest.approx(300)
-
-
 # Keys.
 
 
@@ -1188,19 +1084,6 @@ def test_the_tasks_own_expires_counts_unless_the_call_says_otherwise(bench: Benc
     assert sorted(record.ttl for record in bench.claims()) == pytest.approx([30, 60, 100], abs=1)
 
 
-@pytest.mark.parametrize("option", ["eta", "expires"])
-def test_a_time_that_is_none_is_celerys_to_refuse_and_leaves_no_claim(
-    bench: Bench, option: str
-) -> None:
-    sync = bench.task(unique="until_done")
-    try:
-        sync.apply_async(**{option: "soon"})
-    except Exception:
-        assert bench.claims() == []
-    else:
-        assert len(bench.ids()) == 1
-
-
 def test_the_claim_of_a_call_with_a_wrong_expires_ends_though_it_cannot_be_freed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1284,15 +1167,6 @@ def test_an_eager_call_asks_no_server_and_claims_nothing() -> None:
     assert ran == [1, 1]
     assert bench.claims() == []
     bench.app.close()
-
-
-def test_a_chords_members_and_body_are_published_beside_a_claim(bench: Bench) -> None:
-    sync = bench.task(unique="until_done")
-    first = sync.delay()
-    chord([sync.si(), sync.si(2)], sync.si()).apply_async()
-    claims = [message.headers[HEADER]["claim"] for message in bench.messages()]
-    assert [claim["duplicate"] for claim in claims] == [False, True, False]
-    assert first.id in [Token.task_id_of(record.token) for record in bench.claims()]
 
 
 def test_a_call_by_name_finds_the_scope_of_a_task_that_is_registered(bench: Bench) -> None:
