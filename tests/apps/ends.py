@@ -126,9 +126,3 @@ def punctual(self: Any, name: str, eta: str) -> int:
 def skipping(self: Any, name: str) -> str:
     with journal.run(name, task_id=self.request.id):
         return name
-
-
-@singleton_task(app=app, bind=True, key="{name}", scope=NAMES, acks_late=True)
-def late(self: Any, name: str) -> str:
-    with journal.run(name, task_id=self.request.id):
-        return name

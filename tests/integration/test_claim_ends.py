@@ -622,31 +622,6 @@ def test_a_time_limit_frees_the_claim_when_the_child_is_dead_or_queues_it_again(
         one.can_be_had(call)
 
 
-@pytest.mark.slow
-def test_a_hard_time_limit_frees_the_claim_of_what_ends_by_its_term_signal(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    # The child that gets the signal does not know that its message is acknowledged.
-    tasks = ("early", "late")
-    waiting = in_all_ways(stage, f"{name}-waiting", *tasks, on_conflict=OnConflict.wait(SOON))
-    with ExitStack() as holds:
-        for one in waiting:
-            holds.enter_context(holding(stage, one.name))
-        running = in_all_ways(stage, name, *tasks)
-        limited = [
-            (one, one.call("sleep", time_limit=stage.app.TIME_LIMIT))
-            for one in (*running, *waiting)
-        ]
-        for one, call in limited[: len(running)]:
-            one.is_running(call)
-        for one, call in limited:
-            with pytest.raises(TimeLimitExceeded):
-                call.get(timeout=SOON)
-            one.is_free()
-    for one, call in limited:
-        one.can_be_had(call)
-
-
 def test_a_soft_time_limit_that_strikes_during_the_acquire_frees_the_claim(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""What a hostile review found: ends reported late, calls taken for others, lost connections.
+"""Ends that are reported late, and blocks of ``hold()`` that other contexts and processes leave.
 
 Workers that are ended consume a queue of their own; all else runs on the module's worker.
 """
@@ -6,11 +6,8 @@ Workers that are ended consume a queue of their own; all else runs on the module
 from __future__ import annotations
 
 import os
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
 from contextvars import copy_context
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,16 +19,10 @@ from celery.exceptions import TimeLimitExceeded
 
 from celery_singleton_lock import hold
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.lease import Holder, Kind
-from celery_singleton_lock.core.store import Acquire, Granted
-from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.testing.contract import new_token
-from example_project.private_server import PrivateServer
+from celery_singleton_lock.core.lease import Kind
 from tests.chaos import proxy
 from tests.harness.deliveries import RedisBroker, reported
 from tests.harness.journal import Record, overlaps
-from tests.harness.keys import name_in_store
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, wait_until
 
@@ -44,10 +35,6 @@ SOON = 20.0
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=3)
-
-
-def holding(stage: Stage, name: str) -> Any:
-    return hold(name, scope=stage.app.NAMES, app=stage.app.app)
 
 
 def key_of(stage: Stage, name: str) -> str:
@@ -182,31 +169,6 @@ def test_whatever_goes_wrong_when_a_lease_is_settled_its_key_is_free_at_once(
     assert stage.app.skipping.delay(name).get(timeout=SOON) == name
 
 
-# Calls that share a task id.
-
-
-@pytest.mark.parametrize("task", ["patient", "late"])
-def test_a_second_call_with_the_same_task_id_runs(
-    stage: Stage, worker: CeleryWorker, name: str, task: str
-) -> None:
-    task_id = f"fixed-{name}"
-    called = getattr(stage.app, task)
-    # The store still has a note of the first call: how often it was requeued, or that it is done.
-    with ExitStack() as stack:
-        if task == "patient":
-            stack.enter_context(holding(stage, name))
-        first = called.apply_async((name,), task_id=task_id)
-        if task == "patient":
-            worker.wait_for_event(EventName.REQUEUED, task_id=first.id, sequence=3)
-    assert first.get(timeout=SOON) == name
-    wait_until(lambda: kind_of(stage, name) is None, f"{name} is free")
-    first.forget()
-    called.apply_async((name,), task_id=task_id)
-    # Not by its result: the result backend may still have the first one's message for that id.
-    stage.journal.wait_for_ends(2, key=name)
-    assert [run.task_id for run in stage.journal.runs(name)] == [task_id] * 2
-
-
 # Processes and connections.
 
 
@@ -267,78 +229,3 @@ def test_a_forked_child_that_leaves_the_block_leaves_its_parent_s_lease_alone(
     lease.check()
     block.__exit__(None, None, None)
     assert not redis_client.exists(lease.key)
-
-
-class Proxy:
-    """An address that leads to one server after another; connections stay where they are."""
-
-    def __init__(self, port: int) -> None:
-        self.target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._sockets: list[socket.socket] = [self._listener]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
-
-    def close(self) -> None:
-        for one in self._sockets:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self.target))
-                self._sockets += [client, server]
-                for pair in ((client, server), (server, client)):
-                    threading.Thread(target=self._pump, args=pair, daemon=True).start()
-
-    @staticmethod
-    def _pump(source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                sink.sendall(data)
-
-
-@pytest.fixture
-def failover(redis_server: Any) -> Iterator[tuple[Proxy, Callable[[], None]]]:
-    """An address, and what makes another server the master behind it."""
-    with ExitStack() as stack:
-        # Replication at once: by default it waits 5 s for more replicas.
-        arguments = ("--repl-diskless-sync-delay", "0")
-        old, new = (stack.enter_context(PrivateServer(arguments=arguments)) for _ in range(2))
-        masters = [stack.enter_context(redis.Redis.from_url(s.url())) for s in (old, new)]
-        proxy = Proxy(old.port)
-        stack.callback(proxy.close)
-
-        def fail_over() -> None:
-            masters[0].replicaof("127.0.0.1", new.port)
-            wait_until(lambda: masters[0].info("replication")["role"] == "slave", "it is demoted")
-            proxy.target = new.port
-
-        yield proxy, fail_over
-
-
-def test_a_store_whose_server_was_demoted_finds_the_new_one_behind_the_same_address(
-    failover: tuple[Proxy, Callable[[], None]],
-) -> None:
-    proxy, fail_over = failover
-    store = RedisStore(proxy.url)
-
-    def acquire(key: str) -> Any:
-        slots = (name_in_store(f"s:{key}"),)
-        request = Acquire(slots=slots, token=new_token(), holder=Holder(), ttl=5)
-        return store.acquire(request, timeout=1)
-
-    assert isinstance(acquire("before"), Granted)
-    fail_over()
-    # At most one operation meets the connection to the old one, and says that it may be repeated.
-    with suppress(StoreUnavailable):
-        acquire("meanwhile")
-    for number in range(3):
-        assert isinstance(acquire(f"after-{number}"), Granted)
-    store.close()
