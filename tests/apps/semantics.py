@@ -212,12 +212,6 @@ def sleepy(self: Any, name: str) -> None:
         pass
 
 
-@singleton_task(app=app, bind=True, key="{name}", scope=NAMES, on_conflict=OnConflict.retry(1, 8))
-def crowded(self: Any, name: str) -> None:
-    with body(self, name):
-        pass
-
-
 @singleton_task(app=app, bind=True, key="{name}", scope=NAMES, on_conflict=OnConflict.wait(1))
 def waiting(self: Any, name: str) -> None:
     with body(self, name):
