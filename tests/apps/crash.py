@@ -1,4 +1,4 @@
-"""Tasks that are killed, delivered twice and retried, with and without a lock.
+"""Tasks that are killed, delivered twice and retried.
 
 A body ends when the test opens its gate, so that a test decides what happens in mid-body, and waits
 for it to have happened, whatever the speed of the machine.
@@ -162,14 +162,6 @@ def first_early(self: Task, key: str, gate_name: str) -> str:
 def follower(self: Task, key: str) -> None:
     with Journal.from_env().run(f"after {key}", task_id=self.request.id):
         pass
-
-
-# Without our lock.
-
-
-@app.task(bind=True, acks_late=True)
-def unlocked(self: Task, key: str, gate_name: str) -> str:
-    return occupy(self, key, gate_name)
 
 
 @signals.before_task_publish.connect

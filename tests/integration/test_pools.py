@@ -160,14 +160,8 @@ def count_a_loss_and_then_tasks(
     pools.gate("k").touch()
 
 
-@pytest.mark.parametrize(
-    "pool",
-    [
-        "threads",
-        pytest.param("gevent", marks=pytest.mark.slow),
-        pytest.param("eventlet", marks=[*eventlet.marks, pytest.mark.slow]),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["threads", "gevent", eventlet])
 def test_the_log_goes_on_beside_a_receiver_that_blocks(
     pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
 ) -> None:
