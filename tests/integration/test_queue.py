@@ -394,18 +394,21 @@ def test_a_look_passes_over_a_call_whose_result_can_not_be_read(
     assert stage.redis.llen(name) == 3, "the other call was"
 
 
-def test_a_call_that_is_revoked_while_it_waits_is_passed_over(
+def test_calls_that_are_revoked_while_they_wait_are_passed_over_at_once(
     stage: Stage, worker: CeleryWorker, task: Any, name: str
 ) -> None:
-    results = [task.delay(name, 0, gate=name), task.delay(name, 1), task.delay(name, 2)]
-    begun(stage, name, 0)
-    results[1].revoke()
-    worker.wait_for_log(rf"{results[1].id}.*flagged as revoked|Tasks flagged as revoked")
+    """A look of a worker for each would take a second."""
+    first = running(stage, name, task)
+    revoked = [task.delay(name, number) for number in range(1, 21)]
+    last = task.delay(name, 21)
+    stage.app.app.control.revoke([call.id for call in revoked])
+    worker.wait_for_log(rf"Tasks flagged as revoked: .*{revoked[-1].id}")
     stage.open(name)
-    assert results[2].get(timeout=30) == 2
-    with pytest.raises(TaskRevokedError):
-        results[1].get(timeout=30)
-    assert numbers(stage, name) == [0, 2]
+    assert last.get(timeout=10) == 21
+    for call in revoked:
+        with pytest.raises(TaskRevokedError):
+            call.get(timeout=30)
+    assert (first.get(timeout=30), numbers(stage, name)) == (0, [0, 21])
 
 
 def test_a_call_that_expires_while_it_waits_is_passed_over(
@@ -739,6 +742,24 @@ def test_a_call_whose_publication_is_interrupted_leaves_no_place(
     assert numbers(stage, name) == [1]
 
 
+def test_a_call_behind_one_that_the_broker_refuses_runs_at_once(
+    stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has joined meanwhile."""
+    remove, behind = RedisCallQueue.remove, []
+
+    def after_another_join(*args: Any, **options: Any) -> Any:
+        behind.append(stage.app.early.delay(name, 1))
+        return remove(*args, **options)
+
+    with monkeypatch.context() as patched, unreachable_broker() as connection:
+        patched.setattr(RedisCallQueue, "remove", after_another_join)
+        with pytest.raises(OperationalError):
+            stage.app.early.apply_async((name, 0), connection=connection)
+    assert behind[0].get(timeout=30) == 1
+    assert numbers(stage, name) == [1]
+
+
 def test_a_join_without_a_reply_is_repeated_and_its_call_runs_once(
     stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -918,6 +939,33 @@ def test_a_claim_lasts_while_its_call_waits_for_its_turn(
     stage.open(name)
     assert ended([first, second]) == [1, 2]
     assert stage.app.unique.apply_async((name, 2), **options).id != second.id
+
+
+def test_an_equal_call_that_others_wait_for_runs_though_one_behind_it_has_the_claim(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """The one with the claim has a countdown, and takes its place when it arrives."""
+    claimed = stage.app.unique.apply_async((name, 0), countdown=3)
+    link = stage.app.early.si(f"{name}-link", 1)
+    linked = stage.app.unique.apply_async((name, 0), link=link)
+    assert linked.id != claimed.id
+    last = stage.app.early.delay(name, 2)
+    assert [one.get(timeout=30) for one in (linked, last, claimed)] == [0, 2, 0]
+    begun(stage, f"{name}-link", 1)
+
+
+def test_a_duplicate_of_a_period_that_others_wait_for_fails_and_leaves_its_queue(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    period: Any = {"unique": "until_expired", "unique_for": 600}
+    first = stage.app.early.apply_async((name, 0), singleton=period)
+    assert first.get(timeout=30) == 0
+    link = stage.app.early.si(f"{name}-link", 9)
+    linked = stage.app.early.apply_async((name, 1), singleton=period, link=link)
+    with pytest.raises(LockConflict, match="the end of a period"):
+        linked.get(timeout=20)
+    assert stage.app.early.delay(name, 2).get(timeout=20) == 2
+    assert numbers(stage, name) == [0, 2]
 
 
 def test_a_publisher_that_dies_before_its_call_has_a_place_holds_the_claim_for_seconds(
