@@ -70,6 +70,12 @@ def competitor(self: Task, key: str) -> Any:
     return seize(self, key, 0.0)
 
 
+@singleton_task(**SHARED)
+def brief(self: Task, key: str) -> int:
+    """Nothing: shorter than ttl/3."""
+    return os.getpid()
+
+
 @app.task(bind=True)
 def holding(self: Task, key: str, count: int, seconds: float) -> list[bool]:
     """No singleton: holds ``count`` keys while it keeps the GIL."""

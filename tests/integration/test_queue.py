@@ -197,7 +197,7 @@ def test_calls_that_wait_run_when_a_client_without_a_broker_has_released_the_key
     assert numbers(stage, name) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("kind", ["early", "late"])
+@pytest.mark.parametrize("kind", [pytest.param("early", marks=pytest.mark.slow), "late"])
 def test_calls_that_wait_run_when_an_operator_has_released_the_key(
     stage: Stage, worker: CeleryWorker, kind: str, name: str, consume: Consume
 ) -> None:
@@ -218,7 +218,7 @@ def test_calls_that_wait_run_when_an_operator_has_released_the_key(
 
 
 @pytest.mark.skipif(not identity_of_this_process(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("kind", ["early", "late"])
+@pytest.mark.parametrize("kind", ["early", pytest.param("late", marks=pytest.mark.slow)])
 def test_calls_that_wait_run_when_a_message_has_found_the_holder_dead(
     stage: Stage, worker: CeleryWorker, kind: str, name: str, consume: Consume
 ) -> None:

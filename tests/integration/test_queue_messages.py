@@ -97,6 +97,7 @@ def test_results_are_sent_to_the_caller_of_a_call_that_waited(
         assert ended(results) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_results_of_calls_without_a_body_are_sent_to_their_callers(
     redis_url: str, tmp_path: Path, name: str
 ) -> None:
