@@ -191,68 +191,63 @@ def test_locks_in_memory_are_refused_to_holders_and_publishers_too() -> None:
         assert app.tasks["t"].delay().state == "SUCCESS"
 
 
-def test_unequal_limits_in_a_scope_stop_the_worker(
-    say_at_start: SayAtStart, write_app: WriteApp
-) -> None:
-    code = """
-    @singleton_task(app=app, name="one", key="{a}", scope="shared", limit=1)
-    def one(a): ...
+#: The options of tasks by their names, the store, and what is said of them.
+REFUSED: dict[str, tuple[dict[str, dict[str, Any]], str, str]] = {
+    "unequal limits": (
+        {
+            "one": {"key": PER_TASK, "scope": "s"},
+            "two": {"key": PER_TASK, "scope": "s", "limit": 2},
+        },
+        "memory://",
+        r"limit=2.*limit=1.*both are in scope 's': give them one limit, or two",
+    ),
+    "a fence that the app needs": (
+        {"three_at_a_time": {"limit": 3}},
+        "memory://",
+        "three_at_a_time: needs_fence=True with limit=3.*use limit=1",
+    ),
+    "not all queue": (
+        {
+            "one": {"key": PER_TASK, "scope": "s", "on_conflict": "queue"},
+            "two": {"key": PER_TASK, "scope": "s"},
+        },
+        "memory://",
+        '^one has on_conflict="queue" and two has not',
+    ),
+    "a claim that nothing makes": (
+        {"sync": {"on_duplicate": "raise"}},
+        "memory://",
+        "@singleton_task on sync: on_duplicate='raise' has no effect without unique",
+    ),
+    **{
+        f"cancel_running, {url}": (
+            {"t": {"on_conflict": "cancel_running"}},
+            url,
+            't has on_conflict="cancel_running", but the sto',
+        )
+        for url in ("memory://", "etcd://localhost", "redlock://a:1,b:1,c:1/0")
+    },
+    **{
+        f"a queue, {url}": (
+            {"t": {"on_conflict": "queue"}},
+            url,
+            r't has on_conflict="queue", but the store \(',
+        )
+        for url in ("etcd://localhost", "zk://localhost", "redlock://a:1,b:1,c:1/0")
+    },
+}
 
-    @singleton_task(app=app, name="two", key="{a}", scope="shared", limit=2)
-    def two(a): ...
-    """
-    with pytest.raises(SettingsError) as refused:
-        say_at_start(write_app(code))
-    assert "limit=1" in str(refused.value)
-    assert "limit=2" in str(refused.value)
-    assert "both are in scope 'shared': give them one limit, or two" in str(refused.value)
 
-
-def test_a_fence_needed_by_the_app_contradicts_a_limit(
-    say_at_start: SayAtStart, write_app: WriteApp
-) -> None:
-    code = """
-    app.conf.singleton_lock_needs_fence = True
-
-    @singleton_task(app=app, name="three_at_a_time", limit=3)
-    def f(): ...
-    """
-    problem = "three_at_a_time: needs_fence=True with limit=3.*use limit=1"
-    with pytest.raises(SettingsError, match=problem):
-        say_at_start(write_app(code))
-
-
-def test_cancel_running_is_refused_where_the_order_of_calls_is_not_kept() -> None:
+@pytest.mark.parametrize("problem", REFUSED)
+def test_tasks_that_can_not_keep_their_promises_are_refused_at_the_start(problem: str) -> None:
+    tasks, url, message = REFUSED[problem]
     app = Celery(set_as_current=False)
-    singleton_task(app=app, name="t", shared=False, on_conflict="cancel_running")(nothing)
+    app.conf.singleton_lock_needs_fence = problem == "a fence that the app needs"
+    for name, options in tasks.items():
+        singleton_task(app=app, shared=False, name=name, **options)(nothing)
     app.finalize()
-    for url in ("memory://", "etcd://localhost", "redlock://a:1,b:1,c:1/0"):
-        store = open_store(url)
-        with pytest.raises(SettingsError, match=r't has on_conflict="cancel_running", but the sto'):
-            check_tasks(app, store)
-        store.close()
-
-
-def test_a_scope_whose_tasks_do_not_all_queue_is_refused() -> None:
-    app = Celery(set_as_current=False)
-    options: Any = {"app": app, "shared": False, "key": PER_TASK, "scope": "s"}
-    singleton_task(**options, name="one", on_conflict="queue")(nothing)
-    singleton_task(**options, name="two")(nothing)
-    app.finalize()
-    with pytest.raises(SettingsError, match=r'^one has on_conflict="queue" and two has not'):
-        check_tasks(app, open_store("memory://"))
-
-
-def test_a_queue_is_refused_where_the_store_keeps_none() -> None:
-    app = Celery(set_as_current=False)
-    singleton_task(app=app, name="t", shared=False, on_conflict="queue")(nothing)
-    app.finalize()
-    for url in ("etcd://localhost", "zk://localhost", "redlock://a:1,b:1,c:1/0"):
-        with (
-            closing(open_store(url)) as store,
-            pytest.raises(SettingsError, match=r't has on_conflict="queue", but the store \('),
-        ):
-            check_tasks(app, store)
+    with closing(open_store(url)) as store, pytest.raises(SettingsError, match=message):
+        check_tasks(app, store)
 
 
 def test_a_worker_names_all_wrong_tasks_at_its_start() -> None:
@@ -770,19 +765,6 @@ def test_options_of_a_claim_that_nothing_makes_are_refused_where_they_are_writte
     app.conf.task_always_eager = True
     with pytest.raises(ValueError, match="has no effect without unique"):
         plain.delay()
-
-
-@pytest.mark.parametrize("option", ["on_duplicate='raise'", "unique_for=60"])
-def test_options_of_a_claim_that_nothing_makes_stop_the_worker(
-    option: str, say_at_start: SayAtStart, write_app: WriteApp
-) -> None:
-    code = f"""
-    @singleton_task(app=app, name="sync", {option})
-    def sync(): ...
-    """
-    problem = f"@singleton_task on sync: {option} has no effect without unique"
-    with pytest.raises(SettingsError, match=problem):
-        say_at_start(write_app(code))
 
 
 def test_the_app_may_make_the_claims_of_which_a_task_has_options() -> None:
