@@ -307,6 +307,9 @@ class Failing(SingletonTask):
     def on_failure(self, *args: Any, **kwargs: Any) -> None:
         raise RuntimeError("on_failure fails")
 
+    def after_return(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("after_return fails, without super()")
+
 
 class Mortal(SingletonTask):
     """Its process dies once, after its result is stored."""
@@ -342,12 +345,6 @@ def never_begun(self: Any, name: str, way: str = "succeed", gate: str | None = N
     return body(self, name, way, gate)
 
 
-@singleton_task(**{**SHARED, "key": lambda name, way="succeed", gate=None: None})
-def free(self: Any, name: str, way: str = "succeed", gate: str | None = None) -> str:
-    """Takes no lock, and so makes no claim."""
-    return body(self, name, way, gate)
-
-
 def _only_here(name: str, way: str = "succeed", gate: str | None = None) -> str | None:
     return None if IN_WORKER else name
 
@@ -355,12 +352,6 @@ def _only_here(name: str, way: str = "succeed", gate: str | None = None) -> str 
 @singleton_task(**{**SHARED, "key": _only_here})
 def free_in_workers(self: Any, name: str, way: str = "succeed", gate: str | None = None) -> str:
     """Its publisher sees a key where its worker sees none, as in the middle of a deploy."""
-    return body(self, name, way, gate)
-
-
-@singleton_task(app=app, bind=True, key="{name}", scope=NAMES)
-def plain(self: Any, name: str, way: str = "succeed", gate: str | None = None) -> str:
-    """Without a claim."""
     return body(self, name, way, gate)
 
 

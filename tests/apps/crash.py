@@ -1,4 +1,4 @@
-"""Tasks that are killed, delivered twice and retried, with and without a lock.
+"""Tasks that are killed, delivered twice and retried.
 
 A body ends when the test opens its gate, so that a test decides what happens in mid-body, and waits
 for it to have happened, whatever the speed of the machine.
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import redis
 from celery import Celery, Task, signals
 from kombu import Exchange, Queue
 
@@ -140,26 +139,10 @@ def early(self: Task, key: str, gate_name: str) -> str:
     return occupy(self, key, gate_name)
 
 
-@singleton_task(app=app, bind=True, key="{key}", ttl=60)
-def unheard(self: Task, key: str, gate_name: str) -> str:
-    """As `early`, but the worker parent doesn't know of it: see below."""
-    return occupy(self, key, gate_name)
-
-
-# The protection taken out.
-unheard.Request = "celery.worker.request:Request"
-
-
 @singleton_task(app=app, bind=True, key="{key}", ttl=TTL, acks_late=True, on_conflict="retry")
 def patient(self: Task, key: str, gate_name: str) -> str:
     """Waits in the queue, not in the worker."""
     return occupy(self, key, gate_name)
-
-
-@singleton_task(app=app, bind=True, key="{key}", ttl=TTL, hold_on_retry=False)
-def retried(self: Task, key: str, gate_name: str, again_on: str | None = None) -> str:
-    """With ``again_on`` its second attempt comes by that queue."""
-    return retry_once(self, key, gate_name, again_on)
 
 
 @singleton_task(
@@ -179,47 +162,6 @@ def first_early(self: Task, key: str, gate_name: str) -> str:
 def follower(self: Task, key: str) -> None:
     with Journal.from_env().run(f"after {key}", task_id=self.request.id):
         pass
-
-
-# Without our lock: none at all, and the recipe that is in many code bases.
-
-
-@app.task(bind=True, acks_late=True)
-def unlocked(self: Task, key: str, gate_name: str) -> str:
-    return occupy(self, key, gate_name)
-
-
-class Recipe(Task):
-    """``SET NX PX``, skip when it is there, delete at the end."""
-
-    abstract = True
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        key = f"recipe:{args[0]}"
-        with redis.Redis.from_url(os.environ["RESULT_URL"]) as client:
-            if not client.set(key, "1", nx=True, px=60_000):
-                return "skipped"
-            try:
-                return super().__call__(*args, **kwargs)
-            finally:
-                client.delete(key)
-
-
-@app.task(bind=True, base=Recipe, acks_late=True)
-def recipe(self: Task, key: str, gate_name: str) -> str:
-    return occupy(self, key, gate_name)
-
-
-@app.task(bind=True, base=Recipe)
-def recipe_retried(self: Task, key: str, gate_name: str, again_on: str | None = None) -> str:
-    return retry_once(self, key, gate_name, again_on)
-
-
-def retry_once(task: Any, key: str, gate_name: str, again_on: str | None) -> str:
-    mark = occupy(task, key, gate_name)
-    if again_on and task.request.retries == 0:
-        raise task.retry(countdown=0.1, queue=again_on)
-    return mark
 
 
 @signals.before_task_publish.connect

@@ -3,9 +3,8 @@
 A body's first argument is its name, and that is its key, in one scope for all. What waits, waits at
 a gate (`tests.apps.gate`) until its test opens that.
 
-Its environment: BROKER_URL, RESULT_URL, JOURNAL; HOLD_UP=1 has the publishing of `follower` wait at
-the gate of its name; SLOW_OBSERVER=1: so does a receiver of `lease_freed`, at the gate of the key;
-LOCK_URL, another way to the store.
+Its environment: BROKER_URL, RESULT_URL, JOURNAL; SLOW_OBSERVER=1: a receiver of `lease_freed` waits
+at the gate of the key; LOCK_URL, another way to the store.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import time
 from typing import Any
 
 import redis
-from celery import Celery, signals
+from celery import Celery
 
-from celery_singleton_lock import OnConflict, SingletonTask, current_lease, singleton_task
+from celery_singleton_lock import OnConflict, SingletonTask, singleton_task
 from celery_singleton_lock.instrumentation import lease_freed
 from tests.apps.gate import Gate
 from tests.harness.journal import Journal
@@ -108,30 +107,6 @@ def patient(self: Any, name: str) -> str:
         return name
 
 
-# Links.
-
-
-@singleton_task(app=app, bind=True, key="{name}", scope=NAMES, ttl=2, acks_late=True)
-def first(self: Any, name: str) -> str:
-    with journal.run(name, task_id=self.request.id):
-        return name
-
-
-@app.task
-def follower(name: str) -> str:
-    journal.note("followed", key=name)
-    return name
-
-
-if os.environ.get("HOLD_UP") == "1":
-
-    @signals.before_task_publish.connect
-    def _hold_up(sender: str, body: Any, **_: Any) -> None:
-        if sender == follower.name:
-            journal.note("publishing", key=body[0][0])
-            pass_gate(body[0][0])
-
-
 # Retries.
 
 
@@ -151,72 +126,3 @@ def punctual(self: Any, name: str, eta: str) -> int:
 def skipping(self: Any, name: str) -> str:
     with journal.run(name, task_id=self.request.id):
         return name
-
-
-@singleton_task(app=app, bind=True, key="{name}", scope=NAMES, acks_late=True)
-def late(self: Any, name: str) -> str:
-    with journal.run(name, task_id=self.request.id):
-        return name
-
-
-@singleton_task(
-    app=app, bind=True, key="{name}", scope=NAMES, on_conflict="revoke", ignore_result=True
-)
-def revoked(self: Any, name: str) -> None:
-    with journal.run(name, task_id=self.request.id):
-        pass
-
-
-@singleton_task(app=app, key="value:{value}")
-def keyed(value: Any) -> str:
-    """Returns its key."""
-    return current_lease().key
-
-
-class Wrapped(SingletonTask):
-    abstract = True
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return [current_lease().key, super().__call__(*args, **kwargs)]
-
-
-class Running(SingletonTask):
-    abstract = True
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return [current_lease().key, self.run(*args, **kwargs)]
-
-
-@singleton_task(app=app, base=Wrapped, key="{name}", scope=NAMES)
-def wrapped(name: str) -> str:
-    return current_lease().key
-
-
-@singleton_task(app=app, base=Running, key="{name}", scope=NAMES)
-def running(name: str) -> str:
-    return current_lease().key
-
-
-# STARTED.
-
-
-def state(task: Any) -> str:
-    """As its caller sees it meanwhile."""
-    return str(task.AsyncResult(task.request.id).state)
-
-
-@singleton_task(app=app, bind=True, key="{name}", scope=NAMES, track_started=True)
-def tracked(self: Any, name: str) -> str:
-    return state(self)
-
-
-@singleton_task(app=app, bind=True, key=lambda name: None, track_started=True)
-def tracked_freely(self: Any, name: str) -> str:
-    return state(self)
-
-
-@singleton_task(app=app, bind=True, key="{name}", scope=NAMES, track_started=True, acks_late=True)
-def tracked_failure(self: Any, name: str) -> None:
-    with journal.run(name, task_id=self.request.id):
-        pass_gate(name)
-        raise ArithmeticError(name)

@@ -1,8 +1,7 @@
 """Bodies that keep the GIL, so that no other thread of their process runs.
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, the lock store (else the result
-backend); TTL, seconds; SETTINGS, a JSON object of further settings; WITHOUT, the protections to
-take out for a variant that must fail: ``parent-heartbeat``.
+backend); TTL, seconds; SETTINGS, a JSON object of further settings.
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ import os
 from contextlib import ExitStack
 from typing import Any
 
-import redis
 from celery import Celery, Task
 
 from celery_singleton_lock import OnConflict, current_lease, hold, singleton_task
-from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
-from tests.apps.gate import Gate
 from tests.harness.journal import Journal
 
 app = Celery("gil", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
@@ -31,9 +27,6 @@ app.conf.update(
 
 TTL = float(os.environ.get("TTL", "2"))
 SHARED: dict[str, Any] = {"app": app, "bind": True, "key": "{key}", "scope": "gil", "ttl": TTL}
-
-if "parent-heartbeat" in os.environ.get("WITHOUT", "").split(","):
-    ParentHeartbeat.start = lambda self, is_over: None  # type: ignore[method-assign]
 
 # As CDLL, but a call keeps the GIL: what a C extension does that never releases it.
 _LIBC = ctypes.PyDLL(None)
@@ -71,33 +64,10 @@ def deaf(self: Task, key: str, seconds: float) -> Any:
     return seize(self, key, seconds, check=False)
 
 
-@singleton_task(**SHARED, max_hold=1.5 * TTL, on_lost="continue")
-def bounded(self: Task, key: str, seconds: float) -> Any:
-    return seize(self, key, seconds, check=False)
-
-
-@singleton_task(**SHARED, unique="until_done", on_conflict=OnConflict.retry(delay=0.05))
-def claiming(self: Task, key: str, seconds: float) -> Any:
-    """Has a claim, which has to live as long as its lease does."""
-    return seize(self, key, seconds)
-
-
 @singleton_task(**SHARED, on_conflict=OnConflict.retry(delay=0.05, max_delay=0.1))
 def competitor(self: Task, key: str) -> Any:
     """Wants the key as soon as it can be had."""
     return seize(self, key, 0.0)
-
-
-@singleton_task(**SHARED)
-def asleep(self: Task, key: str, gate: str) -> Any:
-    """Keeps no GIL: its own heartbeat renews it, until the gate opens."""
-    lease = current_lease()
-    with (
-        redis.Redis.from_url(os.environ["BROKER_URL"], socket_timeout=None) as client,
-        Journal.from_env().run(key, task_id=self.request.id, fence=lease.fence_number),
-    ):
-        Gate(client, gate).wait()
-    return lease.lost
 
 
 @singleton_task(**SHARED)

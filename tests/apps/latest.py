@@ -1,7 +1,6 @@
 """Tasks of which the newest call runs (`on_conflict="cancel_running"`); bodies write the journal.
 
-Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, a store of its own; WITHOUT=order, to
-take out a protection for the tests that must fail then (a call is the newest when it arrives).
+Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, a store of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock import OnConflict, current_lease, singleton_task
-from celery_singleton_lock.task.cancel_running import CallOrder
 from tests.harness.journal import Journal, events
 
 WITHIN = 0.2
@@ -31,15 +29,6 @@ app.conf.update(
 )
 if "LOCK_URL" in os.environ:
     app.conf.singleton_lock_url = os.environ["LOCK_URL"]
-
-if os.environ.get("WITHOUT") == "order":
-
-    def note_arrival(self: CallOrder, token: Any, *more: Any, note: Any = CallOrder.note) -> None:
-        if not hasattr(self, "_call"):
-            self.called_at = None
-        note(self, token, *more)
-
-    CallOrder.note = note_arrival  # type: ignore[method-assign]
 
 
 def is_told(name: str) -> bool:

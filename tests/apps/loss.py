@@ -1,9 +1,7 @@
 """Bodies that lose their lease or are ended from outside; all tasks share the keys of one scope.
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, the lock store (else the result
-backend); TTL, seconds; SOFT_SHUTDOWN, seconds; WITHOUT, the protections to take out for a variant
-that must fail: ``postrun`` (what settles an exit without ``after_return``), ``parent`` (what frees
-a dead child's key).
+backend); TTL, seconds; SOFT_SHUTDOWN, seconds.
 """
 
 from __future__ import annotations
@@ -19,19 +17,16 @@ from typing import Any
 
 import redis
 from celery import Celery, Task, signals
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleton_lock import (
     LeaseLost,
     NoLease,
     OnConflict,
-    SingletonTask,
     current_lease,
     hold,
     singleton_task,
 )
-from celery_singleton_lock.task.base import _finish_rest
-from celery_singleton_lock.worker import request as worker_request
 from tests.harness.journal import Journal, events
 
 app = Celery("loss", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
@@ -41,12 +36,6 @@ app.conf.update(
     worker_prefetch_multiplier=1,
     worker_soft_shutdown_timeout=float(os.environ.get("SOFT_SHUTDOWN", "0")),
 )
-
-WITHOUT = os.environ.get("WITHOUT", "").split(",")
-if "postrun" in WITHOUT:
-    signals.task_postrun.disconnect(_finish_rest)
-if "parent" in WITHOUT:
-    worker_request.release_leases = lambda *_: None
 
 TTL = float(os.environ.get("TTL", "3"))
 SHARED: dict[str, Any] = {"app": app, "bind": True, "key": "{key}", "scope": "loss", "ttl": TTL}
@@ -195,12 +184,6 @@ def forgiving(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -
     return work(self, key, way, 0 if self.request.retries else seconds)
 
 
-@singleton_task(**SHARED, on_lost="continue", max_hold=0.01)
-def unrenewed(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> Any:
-    """No heartbeat and no interruption, as a lock with a plain expiry."""
-    return work(self, key, way, seconds)
-
-
 # Other holds.
 
 
@@ -210,26 +193,8 @@ def competitor(self: Task, key: str, way: str = "sleep", seconds: float = 0.0) -
     return work(self, key, way, seconds)
 
 
-@singleton_task(**SHARED, min_hold=30)
-def cooling(self: Task, key: str) -> Any:
-    return work(self, key, "sleep", 0.0)
-
-
-@singleton_task(**SHARED)
-def returning(self: Task, key: str, countdown: float = 30.0) -> Any:
-    """Ends in a retry, far away."""
-    work(self, key, "sleep", 0.0)
-    raise self.retry(countdown=countdown)
-
-
 @singleton_task(**SHARED, max_hold=1.5 * TTL)
 def bounded(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> Any:
-    return work(self, key, way, seconds)
-
-
-@singleton_task(**SHARED, max_hold=1.5 * TTL, on_lost="continue")
-def hung(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> Any:
-    """As `bounded`, but nothing can end it."""
     return work(self, key, way, seconds)
 
 
@@ -241,69 +206,6 @@ def holding(self: Task, key: str) -> None:
             until_notified(60.0)
         Journal.from_env().note("left")
         sleep(60.0)
-
-
-# Exits.
-
-
-class FailingSuccess(Task):
-    abstract = True
-
-    def on_success(self, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("on_success fails")
-
-
-class FailingReturn(Task):
-    abstract = True
-
-    def after_return(self, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("after_return fails")
-
-
-class SilentReturn(SingletonTask[..., Any]):
-    """Overrides ours and leaves out ``super()``."""
-
-    abstract = True
-
-    def after_return(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-
-@singleton_task(**SHARED)
-def leaving(self: Task, key: str, error: str, seconds: float = 0.5) -> Any:
-    """Works, then raises what ``error`` names."""
-    work(self, key, "sleep", seconds)
-    errors = {
-        "ValueError": ValueError,
-        "Ignore": Ignore,
-        "Reject": Reject,
-        "SystemExit": SystemExit,
-    }
-    raise errors[error]("as asked")
-
-
-@singleton_task(**SHARED, acks_late=True)
-def rejecting(self: Task, key: str, seconds: float = 0.5) -> Any:
-    """Sends its message back to the queue, once."""
-    again = came_again(self, key)
-    work(self, key, "sleep", seconds)
-    if not again:
-        raise Reject("as asked", requeue=True)
-
-
-@singleton_task(**SHARED, base=FailingSuccess)
-def bad_success(self: Task, key: str, seconds: float = 0.5) -> Any:
-    return work(self, key, "sleep", seconds)
-
-
-@singleton_task(**SHARED, base=FailingReturn)
-def bad_return(self: Task, key: str, seconds: float = 0.5) -> Any:
-    return work(self, key, "sleep", seconds)
-
-
-@singleton_task(**SHARED, base=SilentReturn)
-def silent_return(self: Task, key: str, seconds: float = 0.5) -> Any:
-    return work(self, key, "sleep", seconds)
 
 
 # A store that dies at a moment of the body's choice.

@@ -1,8 +1,7 @@
 """Forks that hold one key in turn and are killed at random; the kernel's flock shows overlaps.
 
-Run as ``python -m tests.apps.mortal URL SECONDS WHOLE PATH``: prints one line of JSON at the end.
-The lock on the file ends with its process, before the parent can see the process as dead. WHOLE
-``no``: every holder counts as dead.
+Run as ``python -m tests.apps.mortal URL SECONDS PATH``: prints one line of JSON at the end. The
+lock on the file ends with its process, before the parent can see the process as dead.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from pathlib import Path
 from celery import Celery
 
 from celery_singleton_lock import LockConflict, hold
-from celery_singleton_lock.core import locker
 
 CHILDREN = 4
 #: Seconds; longer than any run: what frees a dead child's key is not the ttl.
@@ -59,9 +57,7 @@ def forked(app: Celery, path: Path) -> int:
     return child
 
 
-def main(url: str, seconds: str, whole: str, file: str) -> None:
-    if whole == "no":
-        locker.is_proven_dead = lambda *_: True
+def main(url: str, seconds: str, file: str) -> None:
     app, path = Celery("mortal", broker="memory://"), Path(file)
     app.conf.singleton_lock_url = url
     with hold("first", scope="mortal", app=app):

@@ -10,7 +10,6 @@ types that are accepted, by blanks.
 from __future__ import annotations
 
 import os
-import time
 from functools import cache
 from typing import Any
 
@@ -97,16 +96,6 @@ def flaky(self: Any, name: str, value: Any = None, countdown: float = 0, own: An
     return value
 
 
-@singleton_task(**NEWEST, acks_late=True, ttl=1, on_lost="continue", max_retries=3)
-def persistent(self: Any, name: str, value: Any = None, gate: str | None = None) -> Any:
-    """Goes on after the loss of its lease, and is retried once."""
-    retries = self.request.retries
-    work(self, name, value, gate if retries == 0 else None)
-    if retries == 0:
-        raise self.retry(countdown=0)
-    return value
-
-
 @singleton_task(app=app, bind=True, key="{name}", unique="until_start", on_conflict=SOON)
 def first(self: Any, name: str, value: Any = None, gate: str | None = None) -> Any:
     """Runs with the arguments of the first call."""
@@ -148,11 +137,3 @@ debounced_revived.retry_on_worker_lost = True
 @singleton_task(**DEBOUNCED, acks_late=True, ttl=1)
 def debounced_late(self: Any, name: str, value: Any = None, gate: str | None = None) -> Any:
     return work(self, name, value, gate)
-
-
-@singleton_task(**NEWEST)
-def quick(self: Any, name: str, value: Any = None) -> Any:
-    """Runs for a moment, as work does."""
-    work(self, name, value, None)
-    time.sleep(0.02)  # nothing waits for it
-    return value

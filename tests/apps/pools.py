@@ -3,10 +3,7 @@
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, a store of its own; SETTINGS, a JSON
 object of further settings; TTL, seconds; EARLY=1; TICK, seconds, for Beat; UNOBSERVED=1: nothing
 is connected to `lease_released`; SLOW, an observer of losses that blocks until the gate
-``observer`` opens: ``signal``, or ``log``; COUNTED=1: one that uses the client of the bodies;
-WITHOUT, the protection that a must-fail variant goes without: ``renewal``, ``native`` (the
-heartbeat becomes a thread like any other), ``lock`` (of `tick`), ``observers`` (they run on the
-heartbeat's thread), ``hub`` (they run in native threads).
+``observer`` opens: ``signal``, or ``log``; COUNTED=1: one that uses the client of the bodies.
 """
 
 from __future__ import annotations
@@ -34,13 +31,8 @@ from celery_singleton_lock import (
     lease_released,
     singleton_task,
 )
-from celery_singleton_lock.core import heartbeat, native_threads, observers
-from celery_singleton_lock.core.alarm import LockAlarm
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.key_queue.sweep import QueueSweep
-from celery_singleton_lock.stores.redlock.fanout import Node
 from tests.harness.journal import Journal
 
 #: Seconds; a body that outlives it needs the heartbeat.
@@ -65,27 +57,6 @@ if "TICK" in os.environ:
 
 #: As applications have one: bodies and receivers share its connections.
 client = redis.Redis.from_url(os.environ["RESULT_URL"])
-
-WITHOUT = os.environ.get("WITHOUT")
-if WITHOUT == "renewal":
-    Heartbeat.sweep = lambda self: None  # type: ignore[method-assign]
-if WITHOUT == "observers":
-    observers.Observer.__call__ = lambda self, event: self._sink(event)  # type: ignore[method-assign]
-    observers.defers = lambda record, **_: False
-if WITHOUT == "hub":
-    native_threads.start_beside_bodies = native_threads.start_new_thread
-if WITHOUT == "native":
-    start_native_thread = native_threads.start_new_thread
-
-    def start_new_thread(function: Callable[[], None], name: str) -> None:
-        if isinstance(getattr(function, "__self__", None), (Node, QueueSweep)):
-            start_native_thread(function, name)  # they wait for queues that block the whole thread
-        else:
-            threading.Thread(target=function, name=name, daemon=True).start()
-
-    native_threads.start_new_thread = start_new_thread
-    native_threads.allocate_lock = threading.Lock
-    heartbeat.make_alarm = LockAlarm  # epoll would block the hub
 
 
 def gate(key: str) -> Path:
@@ -134,7 +105,7 @@ def limited(self: Any, key: str) -> None:
             time.sleep(0.02)
 
 
-@singleton_task(app=app, bind=True, key=PER_TASK if WITHOUT != "lock" else lambda: None, ttl=TTL)
+@singleton_task(app=app, bind=True, key=PER_TASK, ttl=TTL)
 def tick(self: Any) -> None:
     """What Beat sends: longer than the time between two ticks, and than the ttl."""
     with Journal.from_env().run("tick", task_id=self.request.id):

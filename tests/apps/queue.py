@@ -2,10 +2,10 @@
 
 A body that is given a gate (`tests.apps.gate`) ends when its test opens that.
 
-Its environment: BROKER_URL, RESULT_URL, LOCK_URL, JOURNAL; EAGER=1; TTL, seconds; KEY, the template
-of the keys; NO_KEY=1: no call has one; ON_STORE_ERROR;
+Its environment: BROKER_URL, RESULT_URL, LOCK_URL, JOURNAL; TTL, seconds; KEY, the template of the
+keys; NO_KEY=1: no call has one; ON_STORE_ERROR;
 DIES=1: a process dies before it publishes the call that follows its own, once; OFF=1: the option is
-switched off; LIMIT: then, how many calls of a key may run at once;
+switched off;
 WITHOUT=1: the task `gone` is not there; RESULTS: another result backend;
 LIMITS: the arguments, as JSON, of the queue `limited` of RabbitMQ;
 NO_JOIN=1: the store does not answer the join of a retry; NO_REPLY=1: the store's replies to the
@@ -26,7 +26,7 @@ from celery.exceptions import Reject
 from celery.signals import before_task_publish
 from kombu import Queue
 
-from celery_singleton_lock import OnConflict, SingletonTask, hold, singleton_task
+from celery_singleton_lock import OnConflict, SingletonTask, singleton_task
 from celery_singleton_lock.core.store import QueuedRelease
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.key_queue import join as publish
@@ -43,7 +43,6 @@ app.conf.update(
     worker_prefetch_multiplier=1,
     task_publish_retry=False,
     singleton_lock_url=os.environ.get("LOCK_URL") or os.environ["RESULT_URL"],
-    task_always_eager=os.environ.get("EAGER") == "1",
 )
 if os.environ.get("LIMITS"):
     app.conf.task_queues = [
@@ -62,7 +61,6 @@ options: dict[str, Any] = {
     "key": no_key if os.environ.get("NO_KEY") else os.environ.get("KEY", "{name}"),
     "scope": "queue",
     "ttl": float(os.environ.get("TTL", "3")),
-    "limit": int(os.environ.get("LIMIT", "1")),
     "on_conflict": "retry" if os.environ.get("OFF") else "queue",
     "on_store_error": os.environ.get("ON_STORE_ERROR", "retry"),
 }
@@ -229,11 +227,6 @@ def unlocked(self: Any, name: str, number: int, gate: str | None = None) -> int:
     return work(self, name, number, gate)
 
 
-@singleton_task(**options, min_hold=0.5)
-def spaced(self: Any, name: str, number: int) -> int:
-    return work(self, name, number, None)
-
-
 @singleton_task(**options)
 def rejecting(self: Any, name: str, number: int) -> int:
     work(self, name, number, None)
@@ -273,10 +266,3 @@ def few(
 def error_callback(task_id: str) -> None:
     with Journal.from_env().run(task_id, number=0):
         pass
-
-
-@app.task(bind=True)
-def holding(self: Any, name: str, number: int, gate: str | None = None) -> int:
-    """A client of the key without a place."""
-    with hold(name, scope="queue", wait=30):
-        return work(self, name, number, gate)

@@ -4,9 +4,7 @@ Most tasks have the key ``{name}`` in the scope ``names``, so that each excludes
 name, whatever its own policy is. A body that is given a gate (`tests.apps.gate`) ends when its test
 opens that.
 
-Its environment: BROKER_URL, RESULT_URL, JOURNAL; EAGER=1; NEWER=1, a worker of the next version;
-WITHOUT, a protection to take out, for the tests that must fail then: ``early-release`` or
-``attempts``.
+Its environment: BROKER_URL, RESULT_URL, JOURNAL; EAGER=1; NEWER=1, a worker of the next version.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace as changed
 from functools import cache
 from typing import Any
 
@@ -33,11 +30,8 @@ from celery_singleton_lock import (
     is_skipped,
     singleton_task,
 )
-from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation
 from celery_singleton_lock.message import header
 from celery_singleton_lock.message.header import Delivery
-from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.task.run import TaskRun
 from tests.apps.gate import Gate
 from tests.apps.serializer import LITERALS, SETS
 from tests.harness.journal import Journal
@@ -52,25 +46,6 @@ app.conf.update(
 )
 
 
-def without_early_release() -> None:
-    """Release every lease in after_return: after Celery has sent the next link."""
-    TaskRun._ended = lambda self, lease, *, failed: None  # type: ignore[method-assign]
-
-
-def without_attempts() -> None:
-    """Take a task's own earlier attempt for any holder, and its next one for a new call."""
-    acquire, of = RedisStore.acquire, Delivery.of
-
-    def acquire_blindly(self: RedisStore, request: Acquire, *, timeout: float) -> Granted | Refused:
-        reply = acquire(self, request, timeout=timeout)
-        return changed(reply, relation=Relation.OTHER) if isinstance(reply, Refused) else reply
-
-    RedisStore.acquire = acquire_blindly  # type: ignore[method-assign]
-    Delivery.of = lambda request: changed(of(request), started=False)  # type: ignore[method-assign,assignment]
-
-
-if protection := os.environ.get("WITHOUT"):
-    {"early-release": without_early_release, "attempts": without_attempts}[protection]()
 if "NEWER" in os.environ:
     header.VERSION += 1  # type: ignore[misc]
 
@@ -233,12 +208,6 @@ def impatient(self: Any, name: str) -> None:
 @singleton_task(app=app, bind=True, key="{name}", scope=NAMES, on_conflict=OnConflict.retry(60))
 def sleepy(self: Any, name: str) -> None:
     """Requeue for a minute."""
-    with body(self, name):
-        pass
-
-
-@singleton_task(app=app, bind=True, key="{name}", scope=NAMES, on_conflict=OnConflict.retry(1, 8))
-def crowded(self: Any, name: str) -> None:
     with body(self, name):
         pass
 

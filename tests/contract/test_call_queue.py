@@ -70,11 +70,6 @@ def of(token: Token, hint: Hint | None, copies: int = 1) -> bool:
 # Order.
 
 
-def test_the_first_call_is_published_and_the_others_wait(calls: Calls) -> None:
-    tokens = [new_token() for _ in range(3)]
-    assert [calls.join(token) for token in tokens] == ["hinted", "waiting", "waiting"]
-
-
 def test_the_reply_to_a_join_has_the_place_of_a_call_that_had_none(calls: Calls) -> None:
     first, second = new_token(), new_token()
     assert calls.joins(first) == (Place.HINTED, 1)
@@ -210,12 +205,6 @@ def test_a_join_after_the_end_of_the_call_finds_that_it_has_ended(calls: Calls) 
     assert calls.relation(token) is Relation.DONE
 
 
-def test_a_repeated_acquire_of_one_delivery_is_granted(calls: Calls) -> None:
-    (token,) = calls.joined(1)
-    calls.begin(token)
-    calls.begin(token)
-
-
 def test_a_repeated_end_has_the_same_reply(calls: Calls) -> None:
     first, second, third = calls.joined(3)
     calls.begin(first)
@@ -258,12 +247,6 @@ def test_a_copy_of_an_older_attempt_is_superseded(calls: Calls) -> None:
     calls.release(token, goes_on=True)
     assert calls.relation(token) is Relation.SUPERSEDED
     calls.begin(newer)
-
-
-def test_a_second_copy_is_dropped_while_the_first_runs(calls: Calls) -> None:
-    (token,) = calls.joined(1)
-    calls.begin(token)
-    assert calls.relation(new_token(token.task_id)) is Relation.QUEUED
 
 
 def test_a_second_copy_is_kept_if_the_store_has_no_message_of_the_call(calls: Calls) -> None:
@@ -781,17 +764,6 @@ def test_a_call_that_is_removed_from_the_middle_publishes_nothing(calls: Calls) 
         assert removed == (Removal.REMOVED, None), "the head was published by its own join"
     calls.begin(first)
     assert calls.end(first) is None
-
-
-def test_a_call_whose_worker_has_ended_it_is_removed(early: Calls) -> None:
-    """The worker's parent has stored its failure: a hard time limit, or a child that was killed."""
-    first, second = early.joined(2)
-    early.begin(first)
-    early.lose_lease()
-    removal, hint = early.remove(first)
-    assert removal is Removal.REMOVED
-    assert of(second, hint)
-    assert early.relation(first) is Relation.DONE
 
 
 def test_a_call_that_leaves_while_it_retries_does_not_begin_again(calls: Calls) -> None:

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import redis
-from celery.beat import ScheduleEntry, Scheduler
 
 from tests.apps.gate import Gate
 from tests.harness.app_module import fresh_module
@@ -101,19 +100,6 @@ class Stage:
         """The kind of that key's value: l, r, c, d; None where there is no key."""
         value = self.redis.get(self.key(name))
         return value[0] if value else None
-
-    def send_by_beat(self, task: Any, name: str, *, times: int, **options: Any) -> list[Any]:
-        """Have Beat's scheduler send an entry that calls ``task`` with ``name``; the results."""
-        scheduler = Scheduler(app=self.app.app, lazy=True)
-        entry = ScheduleEntry(
-            name="nightly",
-            task=task.name,
-            args=(name,),
-            schedule=60,
-            app=self.app.app,
-            options=options,
-        )
-        return [scheduler.apply_async(entry, advance=False) for _ in range(times)]
 
     def starts(self, name: str) -> list[Record]:
         """The starts of the bodies of ``name``."""

@@ -169,19 +169,6 @@ def test_coroutines_of_two_loops_hold_a_key_one_after_the_other(any_url: str) ->
         assert inside.fences == sorted(inside.fences)  # type: ignore[type-var]
 
 
-def test_without_the_lock_the_same_coroutines_overlap() -> None:
-    @asynccontextmanager
-    async def nothing() -> AsyncIterator[Any]:
-        yield type("Nothing", (), {"fence_number": None})
-
-    async def main() -> None:
-        await asyncio.gather(*(inside.take(nothing()) for _ in range(50)))
-
-    inside = Inside()
-    run(main())
-    assert inside.most > 1
-
-
 # Waiting.
 
 

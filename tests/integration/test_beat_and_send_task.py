@@ -64,18 +64,6 @@ def test_a_tick_is_skipped_while_the_last_one_still_runs(
     assert journal.overlaps() == []
 
 
-@pytest.mark.slow
-def test_without_the_lock_the_ticks_overlap(
-    worker: StartWorker, beat: StartBeat, environment: dict[str, str], journal: Journal
-) -> None:
-    environment |= {"TICK": "0.3", "WITHOUT": "lock"}
-    worker(POOLS, concurrency=3)
-    beat(FOREIGN)
-    journal.wait_for_starts(3, key="tick")
-    journal.wait_for_ends(2, key="tick")
-    assert journal.overlaps()
-
-
 def test_calls_by_name_from_a_foreign_app_exclude_each_other(
     worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:

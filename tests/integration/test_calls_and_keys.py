@@ -11,7 +11,6 @@ import pytest
 
 from celery_singleton_lock import is_skipped
 from celery_singleton_lock.core.key import Keyspace
-from tests.harness.journal import most_at_once
 from tests.harness.keys import EVERY_NAME, name_in_store
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, wait_until
@@ -43,14 +42,6 @@ def test_of_ten_equal_calls_one_runs_and_nine_are_skipped(stage: Stage, name: st
     assert values.count(name) == 1
     assert {result.state for result in results} == {"SUCCESS"}
     assert len(stage.starts(name)) == 1
-
-
-def test_without_the_lock_ten_equal_calls_run_beside_each_other(stage: Stage, name: str) -> None:
-    results = [stage.app.unlocked.delay(name, gate=name) for _ in range(10)]
-    stage.journal.wait_for_starts(2, key=name)
-    stage.open(name)
-    assert [result.get(timeout=20) for result in results] == [name] * 10
-    assert most_at_once(stage.journal.records(), name) >= 2
 
 
 def test_a_skipped_call_names_the_running_task(stage: Stage, name: str) -> None:

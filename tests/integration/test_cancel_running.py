@@ -113,15 +113,6 @@ def test_an_older_call_that_arrives_late_does_not_run(
     assert runs(stage, name) == [newer.id]
 
 
-def test_without_the_order_of_calls_the_older_call_would_run_last(stage: Stage, name: str) -> None:
-    queue = f"q-{name}"
-    stage.worker(concurrency=2, queues=[queue], env={"WITHOUT": "order"})
-    older = stage.app.build.apply_async((name, 1, "wait", 0), queue=queue, countdown=2)
-    newer = stage.app.build.apply_async((name, 2, "wait", 0), queue=queue)
-    assert [newer.get(timeout=30), older.get(timeout=30)] == [2, 1]
-    assert runs(stage, name) == [newer.id, older.id]
-
-
 def test_a_retrys_reservation_is_replaced(stage: Stage, worker: CeleryWorker, name: str) -> None:
     countdown = 8.0  # the time that the machine has for the newer call
     retrying = begin(stage, stage.app.build, name, how="retry", seconds=countdown)

@@ -48,17 +48,6 @@ def test_both_links_of_a_chain_on_one_key_run_100_of_100(
     assert stage.journal.overlaps() == []
 
 
-@pytest.mark.slow
-def test_without_the_early_release_second_links_are_skipped(stage: Stage, name: str) -> None:
-    worker = stage.worker(concurrency=4, queues=["without"], env={"WITHOUT": "early-release"})
-    assert any(
-        is_skipped((link | link).apply_async().get(timeout=20))
-        for n in range(100)
-        if (link := stage.app.work.si(f"{name}-{n}").set(queue="without"))
-    )
-    worker.kill_group()
-
-
 def test_a_chain_goes_on_past_a_skipped_link(stage: Stage, name: str) -> None:
     blocker = stage.occupy(f"{name}-middle")
     chain = (
@@ -129,25 +118,6 @@ def test_a_link_that_takes_no_argument_is_not_given_the_skips_completion_record(
     stage.open(f"{name}-middle")
 
 
-def test_a_chain_stops_at_a_link_revoked_by_the_user(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    chain = (
-        stage.app.work.si(f"{name}-first", gate=name)
-        | stage.app.work.si(f"{name}-middle")
-        | stage.app.work.si(f"{name}-last")
-    )
-    result = chain.apply_async()
-    stage.journal.wait_for_starts(1, key=f"{name}-first")
-    result.parent.revoke()
-    worker.wait_for_log(rf"Tasks flagged as revoked: {result.parent.id}")
-    stage.open(name)
-    with pytest.raises(TaskRevokedError):
-        result.parent.get(timeout=20)
-    assert stage.app.work.delay(f"{name}-middle").get(timeout=20) == f"{name}-middle"
-    assert ran(stage, f"{name}-last") == []
-
-
 def test_a_chains_link_that_waits_goes_on_with_the_chain(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
@@ -171,15 +141,6 @@ def test_of_a_groups_equal_members_one_runs_and_the_group_ends(stage: Stage, nam
     values = result.get(timeout=20)
     assert sum(map(is_skipped, values)) == 3
     assert len(ran(stage, name)) == 1
-
-
-def test_a_groups_different_members_run_in_parallel(stage: Stage, name: str) -> None:
-    names = [f"{name}-{n}" for n in range(3)]
-    result = group(stage.app.work.si(one, name) for one in names).apply_async()
-    for one in names:
-        stage.journal.wait_for_starts(1, key=one)
-    stage.open(name)
-    assert result.get(timeout=20) == names
 
 
 def test_a_chord_with_duplicate_members_completes(stage: Stage, name: str) -> None:
@@ -332,30 +293,11 @@ def test_a_task_replaced_by_a_chain_on_its_own_key_runs_on_5_of_5(stage: Stage, 
     assert stage.journal.overlaps() == []
 
 
-def test_a_task_replaced_by_a_group_with_its_own_key_runs_on_3_of_3(
-    stage: Stage, name: str
-) -> None:
-    for n in range(3):
-        one = f"{name}-{n}"
-        result = stage.app.replaced.delay(one, "group")
-        assert result.get(timeout=20) == [one, f"{one}-2"]
-        assert len(ran(stage, one)) == 2
-        assert len(ran(stage, f"{one}-2")) == 1
-    assert stage.journal.overlaps() == []
-
-
 def test_a_replaced_link_goes_on_with_its_chain(stage: Stage, name: str) -> None:
     chain = stage.app.replaced.si(name, "another") | stage.app.work.si(name)
     result = chain.apply_async()
     assert result.get(timeout=20) == name
     assert len(ran(stage, name)) == 3
-
-
-def test_a_replaced_member_completes_its_chord(stage: Stage, name: str) -> None:
-    members = [stage.app.replaced.si(f"{name}-{by}", by) for by in ("itself", "another", "chain")]
-    result = chord(members)(stage.app.collect.s(name))
-    assert result.get(timeout=20) == [f"{name}-{by}" for by in ("itself", "another", "chain")]
-    assert stage.journal.overlaps() == []
 
 
 # Retries inside of them.
@@ -367,9 +309,3 @@ def test_a_retried_link_goes_on_with_its_chain_10_of_10(stage: Stage, name: str)
         result = (stage.app.flaky.si(one) | stage.app.work.si(one)).apply_async()
         assert result.get(timeout=20) == one
         assert ran(stage, one) == [result.parent.id, result.parent.id, result.id]
-
-
-def test_retried_members_complete_their_chord(stage: Stage, name: str) -> None:
-    members = [stage.app.flaky.si(f"{name}-{n}", attempts=3) for n in range(3)]
-    result = chord(members)(stage.app.collect.s(f"{name}-0"))
-    assert result.get(timeout=20) == [2, 2, 2]

@@ -8,28 +8,22 @@ docs/how-to/unique-calls.md ("When a claim ends").
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import celery
 import pytest
 from celery import chain
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
 from celery.result import AsyncResult
-from kombu import Connection
-from kombu.exceptions import EncodeError, OperationalError
 
 from celery_singleton_lock import LockConflict, OnConflict, hold, is_skipped
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import RedisBroker
-from tests.harness.keys import EVERY_NAME
 from tests.harness.processes import kill_process
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, open_stage, wait_until
@@ -215,7 +209,7 @@ def in_all_ways(stage: Stage, name: str, *tasks: str, **singleton: Any) -> list[
 # By the body's own doing.
 
 # Task, how it ends, and the number of its bodies until then.
-STAYS = [
+ENDS = [
     *((task, way, 1) for task in ("early", "late") for way in ("succeed", "fail", "ignore")),
     ("early", "reject", 1),
     ("late", "reject", 1),
@@ -224,41 +218,42 @@ STAYS = [
     ("failing", "succeed", 1),
     ("failing", "fail", 1),
     ("early", "retry_without_success", 2),
+    ("early", "retry", 2),
     ("early", "retry_now", 3),
     ("late", "retry_now", 3),
     ("generous", "retry_now", 3),
+    ("early", "replace", 2),
+    ("early", "replace_by_another", 2),
+    *((task, "leave", 1) for task in ("early", "late", "silent")),
+    ("requeued", "leave", 2),
 ]
-LEAVES = [(task, "leave", 1) for task in ("early", "late", "silent")] + [("requeued", "leave", 2)]
 
 
-@pytest.mark.slow
-@in_each_way
 @pytest.mark.parametrize(
-    "ends", [pytest.param(STAYS, id="stays"), pytest.param(LEAVES, id="leaves")]
+    "unique", ["until_done", *(pytest.param(u, marks=pytest.mark.slow) for u in UNIQUE[::2])]
 )
-def test_a_claim_is_free_when_its_last_body_has_ended(
-    stage: Stage,
-    worker: CeleryWorker,
-    name: str,
-    unique: str,
-    ends: list[tuple[str, str, int]],
+def test_however_a_body_ends_its_key_and_its_claim_are_free(
+    stage: Stage, worker: CeleryWorker, name: str, unique: str
 ) -> None:
     broker = RedisBroker(stage.redis)
-    for some in batched(ends):
+    for some in batched(ENDS):
         begun = []
         for task, way, bodies in some:
             one = Claim(stage, task, f"{name}-{task}-{way}", unique=unique)
-            begun.append((one, one.call(way, f"{name}-{task}-{way}"), way, bodies))
+            begun.append((one, one.call(way, one.name), way, bodies))
         for one, call, way, bodies in begun:
             one.is_running(call)
-            stage.open(f"{name}-{one.task.__name__}-{way}")
+            stage.open(f"{one.name}-2")  # of the second body of a task that is replaced
+            stage.open(one.name)
             wait_for_starts(stage, call, bodies)
             # One that is acknowledged late is so when its claim is settled.
             wait_until(lambda call=call: not broker.messages()[call.id], f"{way} is acknowledged")
             one.is_free()
+            wait_until(lambda lock=one.lock: not stage.redis.get(lock), f"{one.lock} is free")
             assert len(starts_of(stage, call)) == bodies
         for one, again, call in [(one, one.call(), call) for one, call, *_ in begun]:
             one.has_run(again, instead_of=call)
+    assert not [pair for pair in stage.journal.overlaps() if pair[0].key.startswith(name)]
 
 
 def batched(ends: list[tuple[str, str, int]]) -> list[list[tuple[str, str, int]]]:
@@ -331,22 +326,6 @@ def test_a_task_that_replaces_itself_keeps_its_claim(
     one.can_be_had(call)
 
 
-@pytest.mark.slow
-@in_each_way
-def test_a_task_that_another_replaces_leaves_its_claim_to_no_other(
-    stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim], unique: str
-) -> None:
-    one, another = claim("early", unique=unique), claim("other")
-    call = one.call("replace_by_another", name)
-    one.is_running(call)
-    stage.open(name)
-    another.holds("running")
-    assert one.phase is None
-    stage.open(f"{name}-2")
-    another.is_free()
-    one.can_be_had(call)
-
-
 @in_each_way
 def test_the_links_of_a_chain_claim_the_same_key_one_after_the_other(
     stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim], unique: str
@@ -359,24 +338,6 @@ def test_the_links_of_a_chain_claim_the_same_key_one_after_the_other(
     assert [len(starts_of(stage, call)) for call in calls] == [1, 1, 1], "none was a duplicate"
     one.is_free()
     one.can_be_had(result)
-
-
-@pytest.mark.slow
-def test_a_claim_outlasts_unique_for_as_long_as_its_body_runs(
-    stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim]
-) -> None:
-    ttl = 3.0  # after a renewal, the next one has two of them
-    one = claim("early", unique_for=ttl, ttl=ttl)
-    call = one.call("succeed", name)
-    one.is_running(call)
-    until = time.monotonic() + 1.5 * ttl
-    while time.monotonic() < until:
-        assert one.phase == "running"
-        assert one.call().id == call.id
-        time.sleep(0.02)  # the pace of the calls: the worker's heartbeat has to run, too
-    stage.open(name)
-    assert call.get(timeout=SOON) == name
-    one.is_free()
 
 
 # Never begun.
@@ -498,40 +459,6 @@ def test_a_call_that_expires_frees_its_claim_with_and_without_a_worker(
         one.can_be_had(call)
 
 
-def test_a_purged_call_blocks_its_equals_for_unique_for_at_most(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    calls = [(one, one.call(queue=name)) for one in in_all_ways(stage, name, "early", unique_for=2)]
-    with stage.app.app.connection_for_write() as connection:
-        assert connection.default_channel.queue_purge(name) == len(calls)
-    for one, call in calls:
-        assert one.call(queue=name).id == call.id
-    for one, call in calls:
-        one.is_free(2 + AT_ONCE, leaves_arguments=True)
-        one.can_be_had(call)
-
-
-@in_each_way
-def test_a_call_that_could_not_be_published_frees_its_claim_and_fails(
-    stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim], unique: str
-) -> None:
-    one = claim("early", unique=unique)
-    with (
-        Connection(
-            "redis://127.0.0.1:1", transport_options={"max_retries": 1, "interval_start": 0}
-        ) as nowhere,
-        pytest.raises(OperationalError),
-    ):
-        one.call(connection=nowhere, retry=False)
-    assert one.phase is None
-    assert not one.arguments
-    with pytest.raises(EncodeError):
-        one.call(gate=object())  # type: ignore[arg-type]  # that is what is wrong with it
-    assert one.phase is None
-    assert not one.arguments
-    assert one.call().get(timeout=SOON) == name
-
-
 @pytest.mark.slow
 def test_a_call_that_ends_without_a_lease_frees_its_claim(
     stage: Stage, worker: CeleryWorker, name: str
@@ -551,24 +478,6 @@ def test_a_call_that_ends_without_a_lease_frees_its_claim(
     assert all(call.state == "FAILURE" for _, call in [*failing, *limited])
     for one, call in [*failing, *keyless, *limited]:
         one.can_be_had(call)
-
-
-@in_each_way
-def test_a_call_without_a_key_claims_nothing(
-    stage: Stage, worker: CeleryWorker, name: str, unique: str
-) -> None:
-    before = set(stage.redis.keys(EVERY_NAME))
-    calls = [
-        stage.app.free.apply_async((name, "succeed", name), singleton=claimed(unique))
-        for _ in range(2)
-    ]
-    stage.journal.wait_for_starts(2, key=name)
-    made = set(stage.redis.keys(EVERY_NAME)) - before
-    # Calls of other tests may end meanwhile, and leave their completion records.
-    ours = [call.id for call in calls]
-    assert not [key for key in made if "done|" not in key or any(one in key for one in ours)]
-    stage.open(name)
-    assert [call.get(timeout=SOON) for call in calls] == [name, name]
 
 
 # From outside.
@@ -710,31 +619,6 @@ def test_a_time_limit_frees_the_claim_when_the_child_is_dead_or_queues_it_again(
                 call.get(timeout=SOON)
     for one, call in [*soft, *running]:
         one.is_free()
-        one.can_be_had(call)
-
-
-@pytest.mark.slow
-def test_a_hard_time_limit_frees_the_claim_of_what_ends_by_its_term_signal(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    # The child that gets the signal does not know that its message is acknowledged.
-    tasks = ("early", "late")
-    waiting = in_all_ways(stage, f"{name}-waiting", *tasks, on_conflict=OnConflict.wait(SOON))
-    with ExitStack() as holds:
-        for one in waiting:
-            holds.enter_context(holding(stage, one.name))
-        running = in_all_ways(stage, name, *tasks)
-        limited = [
-            (one, one.call("sleep", time_limit=stage.app.TIME_LIMIT))
-            for one in (*running, *waiting)
-        ]
-        for one, call in limited[: len(running)]:
-            one.is_running(call)
-        for one, call in limited:
-            with pytest.raises(TimeLimitExceeded):
-                call.get(timeout=SOON)
-            one.is_free()
-    for one, call in limited:
         one.can_be_had(call)
 
 
@@ -936,48 +820,3 @@ def test_a_late_duplicate_that_is_dropped_leaves_the_claim_of_the_next_call(
 
 
 # What it costs.
-
-
-def test_a_claim_costs_its_publisher_one_round_trip_and_its_worker_none(
-    stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim]
-) -> None:
-    with holding(stage, name):
-        claim("skipping").call().get(timeout=SOON)  # every script is known to the server
-        assert (
-            trips(stage, name, lambda: stage.app.plain.delay(name).get(timeout=SOON))
-            == trips(stage, name, lambda: claim("skipping").call().get(timeout=SOON)) - 1
-            == 1
-        )
-    for unique in UNIQUE:
-        one = claim("early", unique=unique)
-
-        def run(one: Claim = one) -> None:
-            assert one.call().get(timeout=SOON) == name
-            lock = one.task.lock_key(name)
-            wait_until(lambda: not stage.redis.exists(lock), "it is released")
-
-        run()  # now the server knows every script
-        assert trips(stage, name, run) == 3
-    duplicate = claim("early")
-    call = duplicate.call(queue=name)
-    assert trips(stage, name, lambda: duplicate.call()) == 1
-    call.revoke()
-    stage.redis.delete(duplicate.key, name)
-
-
-def trips(stage: Stage, name: str, act: Callable[[], Any]) -> int:
-    """How often the server of the locks was asked about ``name`` while ``act`` lasted.
-
-    About no other: the worker may still have a retry, a copy or a heartbeat of an earlier test.
-    """
-    end = f"ECHO {uuid4().hex}"
-    with stage.redis.monitor() as monitor:
-        act()
-        stage.redis.echo(end.removeprefix("ECHO "))
-        seen = list(takewhile(lambda one: one["command"] != end, iter(monitor.next_command, None)))
-    return sum(
-        one["client_type"] != "lua"  # what a script does is no trip
-        and one["command"].startswith(("EVALSHA ", "EVAL ", "SET " + EVERY_NAME.removesuffix("*")))
-        and name in one["command"]
-        for one in seen
-    )

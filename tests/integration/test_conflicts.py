@@ -10,15 +10,15 @@ from uuid import uuid4
 
 import pytest
 from celery import chord, group
-from celery.exceptions import TaskRevokedError, TimeoutError
+from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import LockConflict, OnConflict, hold, is_skipped
+from celery_singleton_lock import LockConflict, OnConflict, hold
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.message.header import HEADER, Delivery, mint_nonce
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, wait_until
+from tests.integration.stage import Stage
 
 
 @pytest.fixture(scope="module")
@@ -208,16 +208,6 @@ def test_a_waiting_call_can_be_revoked_by_its_id(
     assert len(stage.starts(name)) == 1
 
 
-def test_an_explicit_apply_honours_the_lock(stage: Stage, worker: CeleryWorker, name: str) -> None:
-    stage.occupy(name)
-    assert is_skipped(stage.app.work.apply((name,)).get())
-    for task in (stage.app.refusing, stage.app.patient, stage.app.waiting):
-        with pytest.raises(LockConflict):
-            task.apply((name,)).get()
-    stage.open(name)
-    assert len(stage.starts(name)) == 1
-
-
 # A worker full of waiting calls.
 
 
@@ -233,37 +223,6 @@ def test_five_hundred_waiting_calls_do_not_stall_an_unrelated_task(stage: Stage,
             assert unrelated.get(timeout=10) == f"{name}-{n}"
     assert stage.starts(name) == []
     assert not any(result.ready() for result in results[::50])
-    crowd_worker.kill_group()
-
-
-@pytest.mark.slow
-def test_calls_that_wait_in_the_worker_do_stall_it(stage: Stage, name: str) -> None:
-    # The variant that must fail: what `wait` costs, and what the test above would see if `retry`
-    # blocked a process.
-    crowd_worker = stage.worker(concurrency=1, queues=["crowd"])
-    with hold(name, scope=stage.app.NAMES, app=stage.app.app):
-        stage.app.sleepy.apply_async(
-            (name,), queue="crowd", singleton={"on_conflict": OnConflict.wait(60)}
-        )
-        unrelated = stage.app.work.apply_async((f"{name}-2",), queue="crowd")
-        with pytest.raises(TimeoutError):
-            unrelated.get(timeout=1)
-    assert unrelated.get(timeout=20) == f"{name}-2"
-    crowd_worker.kill_group()
-
-
-@pytest.mark.slow
-def test_five_hundred_waiting_calls_all_run_in_the_end(stage: Stage, name: str) -> None:
-    crowd_worker = stage.worker(concurrency=2, queues=["crowd"])
-    with hold(name, scope=stage.app.NAMES, app=stage.app.app):
-        results = [stage.app.crowded.apply_async((name,), queue="crowd") for _ in range(500)]
-        for result in results:
-            crowd_worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=1)
-    wait_until(lambda: len(stage.journal.runs(name)) >= 500, "all 500 calls have run", timeout=100)
-    assert sorted(start.task_id for start in stage.starts(name)) == sorted(r.id for r in results)
-    for result in results:
-        result.get(timeout=20)
-    assert stage.journal.overlaps() == []
     crowd_worker.kill_group()
 
 
@@ -452,36 +411,6 @@ def test_a_calls_own_options_survive_being_requeued(
     stage.open(name)
     assert other.get(timeout=20) == name
     assert stage.starts(name)[-1].data["ttl"] == 17
-
-
-@pytest.mark.parametrize("action", ["raise", "revoke", "skip"])
-def test_a_calls_own_on_conflict_wins_over_the_tasks(
-    stage: Stage, worker: CeleryWorker, name: str, action: str
-) -> None:
-    stage.occupy(name)
-    result = stage.app.patient.apply_async((name,), singleton={"on_conflict": action})
-    if action == "skip":
-        assert is_skipped(result.get(timeout=20))
-    else:
-        with pytest.raises(LockConflict if action == "raise" else TaskRevokedError):
-            result.get(timeout=20)
-    stage.open(name)
-    assert len(stage.starts(name)) == 1
-
-
-def test_a_calls_own_options_survive_a_retry(stage: Stage, worker: CeleryWorker, name: str) -> None:
-    result = stage.app.patient.apply_async(
-        (name,),
-        {"retry_once": True},
-        singleton={"on_conflict": "raise", "ttl": 17},
-        headers={"trace": "abc"},
-    )
-    assert result.get(timeout=20) == 1
-    assert [start.data["ttl"] for start in stage.starts(name)] == [17, 17]
-    ours = [start.data["options"] for start in stage.starts(name)]
-    assert ours == [{"on_conflict": "raise", "ttl": 17}] * 2
-    headers = [start.data["request"]["headers"] for start in stage.starts(name)]
-    assert headers == [{"trace": "abc"}] * 2
 
 
 def test_many_calls_that_meet_different_holders_each_go_their_own_way(

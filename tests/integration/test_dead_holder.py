@@ -1,4 +1,4 @@
-"""A worker that was killed whole and started again on the same host, and on what is not that host.
+"""A holder that is dead on this host, and one of which that can not be proven.
 
 The leases have a ttl of 60 s, longer than any test here waits: what frees a key is not the ttl.
 """
@@ -34,7 +34,6 @@ from tests.harness.redlock_nodes import RedlockNodes
 from tests.harness.worker import CeleryWorker
 
 CRASH = "tests.apps.crash"
-COUNTS = [pytest.param(4, id="4"), pytest.param(20, id="20", marks=pytest.mark.slow)]
 #: Runs another command where no death of this host's processes can be proven.
 ELSEWHERE = {
     "pid": ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"],
@@ -67,59 +66,6 @@ def broker(redis_client: redis.Redis) -> RedisBroker:
     return RedisBroker(redis_client)
 
 
-def begin_and_kill(
-    crash: ModuleType, worker: StartWorker, journal: Journal, count: int, **env: str
-) -> list[Any]:
-    """Results of calls whose bodies were running when their whole worker was killed."""
-    process = worker(CRASH, concurrency=count, env=env)
-    results = [crash.late.delay(f"k{number}", "end") for number in range(count)]
-    journal.wait_for_starts(count)
-    power_cut(process, journal)
-    return results
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", COUNTS)
-def test_after_a_restart_on_the_same_host_each_job_runs_at_its_redelivery(
-    count: int,
-    crash: ModuleType,
-    worker: StartWorker,
-    journal: Journal,
-    broker: RedisBroker,
-) -> None:
-    results = begin_and_kill(crash, worker, journal, count, **NO_SWEEP)
-    restarted = worker(CRASH, concurrency=count, env=NO_SWEEP)
-    for result in results:
-        broker.deliver_again(result.id)
-    starts = journal.wait_for_starts(2 * count)[count:]
-    assert {start.task_id for start in starts} == {result.id for result in results}
-    crash.open_gate("end")
-    for result in results:
-        result.get(timeout=30)
-    broker.wait_until_empty()
-    assert not reported([restarted], EventName.REQUEUED), "each ran when it was delivered"
-    freed = [event.line for event in restarted.events(EventName.FREED)]
-    assert len(freed) == count
-    assert all(": WARNING/" in line for line in freed)
-    assert all('reason="its process no longer exists on this host"' in line for line in freed)
-    for number in range(count):
-        killed, again = journal.runs(f"k{number}")
-        assert killed.fence < again.fence
-    assert journal.overlaps() == []
-
-
-@pytest.mark.slow
-def test_without_the_proof_the_redelivered_job_waits_for_the_ttl(
-    crash: ModuleType, worker: StartWorker, journal: Journal, redis_client: redis.Redis
-) -> None:
-    """The protection taken out: the holder wrote no identity."""
-    process = worker(CRASH, concurrency=1, env={"UNKNOWN_PROCESS": "1", **NO_SWEEP})
-    crash.late.delay("k0", "end")
-    journal.wait_for_starts(1)
-    power_cut(process, journal)
-    assert_it_waits(worker(CRASH, concurrency=1, env=NO_SWEEP), crash, journal, redis_client)
-
-
 @pytest.mark.parametrize("where", ["pid", pytest.param("hostname", marks=pytest.mark.slow)])
 def test_a_worker_elsewhere_waits_for_the_ttl(
     where: str,
@@ -132,7 +78,10 @@ def test_a_worker_elsewhere_waits_for_the_ttl(
         subprocess.run([*ELSEWHERE[where], "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as exc:
         pytest.skip(f"new namespaces are not permitted here: {exc}")
-    begin_and_kill(crash, worker, journal, 1, **NO_SWEEP)
+    process = worker(CRASH, concurrency=1, env=NO_SWEEP)
+    crash.late.delay("k0", "end")
+    journal.wait_for_starts(1)
+    power_cut(process, journal)
     elsewhere = worker(CRASH, concurrency=1, env=NO_SWEEP, prefix=ELSEWHERE[where])
     assert_it_waits(elsewhere, crash, journal, redis_client)
 
@@ -295,27 +244,14 @@ def test_a_dead_holder_among_many_slots_is_found_once_the_living_have_renewed(
 # --- killed at random -----------------------------------------------------------------------------
 
 
-def mortals(url: str, tmp_path: Path, seconds: float, whole: str) -> dict[str, int]:
-    command = [sys.executable, "-m", "tests.apps.mortal"]
-    process = Process([*command, url, str(seconds), whole, str(tmp_path / "bodies")]).start()
-    found = process.wait_for_log(r"^\{.*\}$", timeout=seconds + 30)[0]
-    process.wait()
-    print(found)
-    counts: dict[str, int] = json.loads(found)
-    return counts
-
-
 @pytest.mark.parametrize("seconds", [4, pytest.param(30, marks=pytest.mark.slow)])
 def test_holders_that_are_killed_at_random_never_overlap_and_block_no_other(
     seconds: float, redis_url: str, tmp_path: Path
 ) -> None:
-    counts = mortals(redis_url, tmp_path, seconds, "yes")
+    command = [sys.executable, "-m", "tests.apps.mortal", redis_url, str(seconds)]
+    process = Process([*command, str(tmp_path / "bodies")]).start()
+    counts = json.loads(process.wait_for_log(r"^\{.*\}$", timeout=seconds + 30)[0])
+    process.wait()
     assert counts["overlap"] == 0
     assert counts["kills"] > 5 * seconds
     assert counts["alone"] > counts["kills"]
-
-
-@pytest.mark.slow
-def test_holders_that_count_as_dead_without_a_proof_overlap(redis_url: str, tmp_path: Path) -> None:
-    """The variant that must fail."""
-    assert mortals(redis_url, tmp_path, 3, "no")["overlap"] > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.store import ReplaceArguments, Replaced
-from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, open_stage, wait_until
 from tests.integration.test_newest import kept, publish_1000, values
@@ -155,23 +152,6 @@ def test_arguments_of_a_message_that_is_due_late_are_kept_until_then(
         )
         [key] = kept(stage, name)
         assert stage.redis.ttl(key) > month
-
-
-def test_without_the_due_time_it_runs_too_early(
-    stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = RedisStore.replace_arguments
-
-    def at_once(self: RedisStore, request: ReplaceArguments, *, timeout: float) -> Replaced:
-        return original(self, replace(request, due_in=0.0), timeout=timeout)
-
-    monkeypatch.setattr(RedisStore, "replace_arguments", at_once)
-    for value in (1, 2):
-        called = time.monotonic()
-        result = stage.app.debounced.delay(name, value)
-        time.sleep(DEBOUNCE / 2)
-    result.get(timeout=20)
-    assert stage.starts(name)[0].at - called < DEBOUNCE
 
 
 def test_a_call_without_debounce_runs_at_once(

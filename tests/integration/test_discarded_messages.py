@@ -6,8 +6,6 @@ A claim lasts 600 s here, so only the worker that discards the message can free 
 from __future__ import annotations
 
 import inspect
-import json
-from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -31,8 +29,6 @@ from tests.integration.key_queue import also_consume
 from tests.integration.stage import Stage, open_stage, wait_until
 
 APP = "tests.apps.discarded"
-#: Seconds, of its tasks.
-UNIQUE_FOR = 600
 
 # The worker does not know it.
 compression.register(lambda data: data, lambda data: data, "application/x-unknown", ["unknown"])
@@ -94,14 +90,6 @@ def in_protocol_1(task: Any, name: str, **options: Any) -> Any:
     finally:
         task.app.conf.task_protocol = 2
         del task.app.amqp
-
-
-def damaged(stage: Stage, task: Any, name: str, queue: str) -> Any:
-    """A message whose body is cut off in the broker."""
-    result = sent(task, name, queue=queue)
-    message = json.loads(stage.redis.lpop(queue))
-    stage.redis.lpush(queue, json.dumps({**message, "body": b64encode(b"[").decode()}))
-    return result
 
 
 #: How the message is sent, and why the worker discards it, by what is wrong.
@@ -231,26 +219,6 @@ def test_the_newest_arguments_of_a_discarded_message_are_deleted(
     also_consume(stage, worker, name)
     wait_until(lambda: not stage.redis.keys(arguments), "the arguments are deleted", 15)
     assert not stage.redis.exists(claim_of(task, name))
-
-
-@pytest.mark.slow
-def test_a_worker_without_this_package_leaves_the_claim_of_a_message_that_it_discards(
-    stage: Stage, name: str
-) -> None:
-    task = stage.app.known
-    undecoded = sent(task, f"{name}-1", queue=name, compression="unknown")
-    unknown = sent(task, f"{name}-2", queue=name)
-    plain = CeleryWorker("tests.apps.plain", queues=[name], env=stage.environment).start()
-    try:
-        plain.wait_for_log("Can't decode message body")
-        plain.wait_for_log("Received unregistered task")
-        wait_until(unknown.failed, "the unknown task has failed", 15)
-    finally:
-        plain.kill_group()
-    assert sent(task, f"{name}-1", queue=name).id == undecoded.id
-    assert stage.redis.ttl(claim_of(task, f"{name}-1")) > UNIQUE_FOR - 100
-    assert stage.redis.exists(claim_of(task, f"{name}-2"))
-    assert sent(task, f"{name}-2", queue=name).id != unknown.id, "its result is known"
 
 
 def test_no_other_method_of_celery_or_kombu_ends_a_message_before_its_run() -> None:

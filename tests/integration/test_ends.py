@@ -1,41 +1,28 @@
-"""What a hostile review found: ends reported late, calls taken for others, lost connections.
+"""Ends that are reported late, and blocks of ``hold()`` that other contexts and processes leave.
 
 Workers that are ended consume a queue of their own; all else runs on the module's worker.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
 from contextvars import copy_context
-from datetime import UTC, datetime, timedelta
-from enum import Enum
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import redis
-from celery import Celery, chain
-from celery.exceptions import TaskRevokedError, TimeLimitExceeded
+from celery import Celery
+from celery.exceptions import TimeLimitExceeded
 
-from celery_singleton_lock import OnConflict, hold, is_skipped
+from celery_singleton_lock import hold
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.lease import Holder, Kind
-from celery_singleton_lock.core.store import Acquire, Granted
-from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.testing.contract import new_token
-from example_project.private_server import PrivateServer
+from celery_singleton_lock.core.lease import Kind
 from tests.chaos import proxy
 from tests.harness.deliveries import RedisBroker, reported
 from tests.harness.journal import Record, overlaps
-from tests.harness.keys import name_in_store
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, wait_until
 
@@ -48,10 +35,6 @@ SOON = 20.0
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=3)
-
-
-def holding(stage: Stage, name: str) -> Any:
-    return hold(name, scope=stage.app.NAMES, app=stage.app.app)
 
 
 def key_of(stage: Stage, name: str) -> str:
@@ -173,36 +156,7 @@ def test_a_task_that_is_acknowledged_late_does_not_come_back_after_its_hard_time
     assert not reported([process], EventName.REQUEUED)
 
 
-@pytest.mark.slow
-def test_a_body_whose_worker_is_shut_down_before_its_link_is_sent_runs_again_and_sends_it(
-    stage: Stage, name: str
-) -> None:
-    ending = stage.worker(concurrency=1, queues=[name], env={"HOLD_UP": "1"})
-    link = stage.app.follower.si(name).set(queue=name)
-    result = stage.app.first.apply_async((name,), queue=name, link=link)
-    wait_for_notes(stage, "publishing", name)
-    ending.send_signal(signal.SIGQUIT)
-    ending.wait(SOON)
-    assert result.state == "PENDING"
-    stage.worker(concurrency=1, queues=[name])
-    assert result.get(timeout=SOON) == name
-    wait_for_notes(stage, "followed", name)
-    assert [run.task_id for run in stage.journal.runs(name)] == [result.id] * 2
-    assert overlaps_of(stage, name) == []
-
-
 # Retries.
-
-
-def test_a_retry_whose_time_is_text_has_the_key_reserved_and_runs(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    eta = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
-    result = stage.app.punctual.delay(name, eta)
-    wait_until(lambda: kind_of(stage, name) == "r", f"{name} is reserved")
-    assert is_skipped(stage.app.skipping.delay(name).get(timeout=SOON))
-    assert result.get(timeout=SOON) == 1
-    wait_until(lambda: kind_of(stage, name) is None, f"{name} is free")
 
 
 def test_whatever_goes_wrong_when_a_lease_is_settled_its_key_is_free_at_once(
@@ -213,158 +167,6 @@ def test_whatever_goes_wrong_when_a_lease_is_settled_its_key_is_free_at_once(
     stage.journal.wait_for_ends(key=name)
     wait_until(lambda: kind_of(stage, name) is None, f"{name} is free", timeout=10)
     assert stage.app.skipping.delay(name).get(timeout=SOON) == name
-
-
-# Calls that share a task id.
-
-
-@pytest.mark.parametrize("task", ["patient", "late"])
-def test_a_second_call_with_the_same_task_id_runs(
-    stage: Stage, worker: CeleryWorker, name: str, task: str
-) -> None:
-    task_id = f"fixed-{name}"
-    called = getattr(stage.app, task)
-    # The store still has a note of the first call: how often it was requeued, or that it is done.
-    with ExitStack() as stack:
-        if task == "patient":
-            stack.enter_context(holding(stage, name))
-        first = called.apply_async((name,), task_id=task_id)
-        if task == "patient":
-            worker.wait_for_event(EventName.REQUEUED, task_id=first.id, sequence=3)
-    assert first.get(timeout=SOON) == name
-    wait_until(lambda: kind_of(stage, name) is None, f"{name} is free")
-    first.forget()
-    called.apply_async((name,), task_id=task_id)
-    # Not by its result: the result backend may still have the first one's message for that id.
-    stage.journal.wait_for_ends(2, key=name)
-    assert [run.task_id for run in stage.journal.runs(name)] == [task_id] * 2
-
-
-# What the worker sees and reports.
-
-
-@pytest.mark.parametrize("task", ["wrapped", "running"])
-def test_a_subclass_s_call_runs_under_the_lease_in_a_worker(
-    stage: Stage, worker: CeleryWorker, name: str, task: str
-) -> None:
-    key = key_of(stage, name)
-    assert getattr(stage.app, task).delay(name).get(timeout=SOON) == [key, key]
-    wait_until(lambda: kind_of(stage, name) is None, f"{name} is free")
-    with holding(stage, name):
-        assert is_skipped(getattr(stage.app, task).delay(name).get(timeout=SOON))
-
-
-def test_a_call_that_asks_for_its_result_is_revoked_also_where_its_task_stores_none(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    with holding(stage, name):
-        result = stage.app.revoked.apply_async((name,), ignore_result=False)
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=SOON)
-        assert result.state == "REVOKED"
-        silent = stage.app.revoked.delay(name)
-        worker.wait_for_event(EventName.CONFLICT, task_id=silent.id)
-        # The one child at most three messages later: what it would have stored is stored.
-        for _ in range(3):
-            stage.app.keyed.delay(name).get(timeout=SOON)
-        assert not stage.redis.exists(f"celery-task-meta-{silent.id}")
-
-
-class Colour(str, Enum):  # noqa: UP042 - StrEnum would hide it: its str() is its value
-    RED = "red"
-
-
-@pytest.mark.parametrize("value", [Colour.RED, (1, 2), ((1, Colour.RED), 2)], ids=str)
-def test_lock_key_is_the_key_that_a_worker_takes(
-    stage: Stage, worker: CeleryWorker, value: Any
-) -> None:
-    assert stage.app.keyed.delay(value).get(timeout=SOON) == stage.app.keyed.lock_key(value)
-
-
-def test_a_chain_carries_how_its_second_task_takes_a_conflict(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    rule = OnConflict.retry(0.1, 0.2)
-    second = stage.app.skipping.si(f"{name}-2").set(singleton={"on_conflict": rule})
-    with holding(stage, f"{name}-2"):
-        result = chain(stage.app.skipping.si(name), second).apply_async()
-        worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=2)
-    assert result.get(timeout=SOON) == f"{name}-2"
-
-
-# STARTED.
-
-
-class States:
-    """Every state that is stored, in its order: Celery's backend publishes each."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        self._feed = client.pubsub()
-        self._feed.psubscribe("celery-task-meta-*")
-        assert self._feed.get_message(timeout=SOON), "no answer to the subscription"
-        self._seen: list[tuple[str, str]] = []
-
-    def until(self, task_id: str, last: str) -> list[str]:
-        """The states of ``task_id`` up to ``last``."""
-        deadline = time.monotonic() + SOON
-        while (task_id, last) not in self._seen:
-            assert time.monotonic() < deadline, f"{task_id} never was {last}: {self._seen}"
-            message = self._feed.get_message(timeout=0.2)
-            if message is not None and message["type"] == "pmessage":
-                result = json.loads(message["data"])
-                self._seen.append((result["task_id"], result["status"]))
-        return self.so_far(task_id)
-
-    def so_far(self, task_id: str) -> list[str]:
-        return [state for seen, state in self._seen if seen == task_id]
-
-
-@pytest.fixture
-def states(stage: Stage) -> States:
-    return States(stage.redis)
-
-
-@pytest.mark.parametrize("task", ["tracked", "tracked_freely"])
-def test_a_body_that_begins_is_started_whether_it_has_a_lock_or_not(
-    stage: Stage, worker: CeleryWorker, states: States, name: str, task: str
-) -> None:
-    result = getattr(stage.app, task).delay(name)
-    assert result.get(timeout=SOON) == "STARTED", "as its body saw it"
-    assert states.until(result.id, "SUCCESS") == ["STARTED", "SUCCESS"]
-
-
-def test_a_call_that_is_skipped_was_never_started(
-    stage: Stage, worker: CeleryWorker, states: States, name: str
-) -> None:
-    with holding(stage, name):
-        result = stage.app.tracked.delay(name)
-        assert states.until(result.id, "SUCCESS") == ["SUCCESS"]
-        assert is_skipped(result.get(timeout=SOON))
-
-
-def test_a_call_that_waits_in_its_queue_is_not_started_yet(
-    stage: Stage, worker: CeleryWorker, states: States, name: str
-) -> None:
-    with holding(stage, name):
-        rule = OnConflict.retry(0.1, 0.2)
-        result = stage.app.tracked.apply_async((name,), singleton={"on_conflict": rule})
-        worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=2)
-        assert result.state == "PENDING"
-    assert states.until(result.id, "SUCCESS") == ["STARTED", "SUCCESS"]
-
-
-def test_a_late_duplicate_that_is_dropped_leaves_the_failure_as_it_is(
-    stage: Stage, worker: CeleryWorker, states: States, name: str
-) -> None:
-    result = stage.app.tracked_failure.delay(name)
-    stage.journal.wait_for_starts(key=name)
-    RedisBroker(stage.redis).deliver_again(result.id)
-    worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=1)
-    stage.open(name)
-    worker.wait_for_event(EventName.DROPPED, task_id=result.id)
-    assert states.until(result.id, "FAILURE") == ["STARTED", "FAILURE"]
-    assert result.state == "FAILURE"
-    assert len(stage.journal.runs(name)) == 1
 
 
 # Processes and connections.
@@ -427,91 +229,3 @@ def test_a_forked_child_that_leaves_the_block_leaves_its_parent_s_lease_alone(
     lease.check()
     block.__exit__(None, None, None)
     assert not redis_client.exists(lease.key)
-
-
-class Proxy:
-    """An address that leads to one server after another; connections stay where they are."""
-
-    def __init__(self, port: int) -> None:
-        self.target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._sockets: list[socket.socket] = [self._listener]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
-
-    def close(self) -> None:
-        for one in self._sockets:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self.target))
-                self._sockets += [client, server]
-                for pair in ((client, server), (server, client)):
-                    threading.Thread(target=self._pump, args=pair, daemon=True).start()
-
-    @staticmethod
-    def _pump(source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                sink.sendall(data)
-
-
-@pytest.fixture
-def failover(redis_server: Any) -> Iterator[tuple[Proxy, Callable[[], None]]]:
-    """An address, and what makes another server the master behind it."""
-    with ExitStack() as stack:
-        # Replication at once: by default it waits 5 s for more replicas.
-        arguments = ("--repl-diskless-sync-delay", "0")
-        old, new = (stack.enter_context(PrivateServer(arguments=arguments)) for _ in range(2))
-        masters = [stack.enter_context(redis.Redis.from_url(s.url())) for s in (old, new)]
-        proxy = Proxy(old.port)
-        stack.callback(proxy.close)
-
-        def fail_over() -> None:
-            masters[0].replicaof("127.0.0.1", new.port)
-            wait_until(lambda: masters[0].info("replication")["role"] == "slave", "it is demoted")
-            proxy.target = new.port
-
-        yield proxy, fail_over
-
-
-def test_a_store_whose_server_was_demoted_finds_the_new_one_behind_the_same_address(
-    failover: tuple[Proxy, Callable[[], None]],
-) -> None:
-    proxy, fail_over = failover
-    store = RedisStore(proxy.url)
-
-    def acquire(key: str) -> Any:
-        slots = (name_in_store(f"s:{key}"),)
-        request = Acquire(slots=slots, token=new_token(), holder=Holder(), ttl=5)
-        return store.acquire(request, timeout=1)
-
-    assert isinstance(acquire("before"), Granted)
-    fail_over()
-    # At most one operation meets the connection to the old one, and says that it may be repeated.
-    with suppress(StoreUnavailable):
-        acquire("meanwhile")
-    for number in range(3):
-        assert isinstance(acquire(f"after-{number}"), Granted)
-    store.close()
-
-
-def test_a_hold_after_a_failover_does_not_notice_it(
-    failover: tuple[Proxy, Callable[[], None]],
-) -> None:
-    proxy, fail_over = failover
-    app = Celery("ends-failover", broker=proxy.url, backend=proxy.url, set_as_current=False)
-    with hold("k", scope="s", ttl=10, app=app):
-        pass
-    fail_over()
-    with hold("k", scope="s", ttl=10, app=app) as lease:
-        lease.check()
-    app.close()

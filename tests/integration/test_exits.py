@@ -1,4 +1,4 @@
-"""However a body is left, its key is free soon, and not before the body has ended.
+"""Whatever ends a body from outside, its key is free soon, and not before the body has ended.
 
 The ttl is 90 s here and every wait is shorter: a key that only its ttl freed fails the test.
 """
@@ -9,13 +9,12 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
 
 import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
 from celery_singleton_lock.core.events import EventName
-from tests.harness.deliveries import reported, wait_until
+from tests.harness.deliveries import wait_until
 from tests.harness.journal import Journal, events, overlaps
 from tests.harness.keys import Keys
 from tests.harness.worker import CeleryWorker
@@ -60,93 +59,6 @@ def watch_until_let_go(keys: Keys, key: str, task_id: str) -> float:
     return time.monotonic()
 
 
-# Exits by the body's own doing.
-
-
-def exits_of_bodies(loss: ModuleType) -> dict[str, Any]:
-    """Every way in which a body ends by itself, by the key it is called with."""
-    return {
-        "success": loss.early.s("success", "sleep", 0.5),
-        "failure": loss.leaving.s("failure", "ValueError"),
-        "ignore": loss.leaving.s("ignore", "Ignore"),
-        "reject": loss.leaving.s("reject", "Reject"),
-        "exit": loss.leaving.s("exit", "SystemExit"),
-        "bad on_success": loss.bad_success.s("bad on_success"),
-        "bad after_return": loss.bad_return.s("bad after_return"),
-        "no super()": loss.silent_return.s("no super()"),
-        "soft limit": loss.early.s("soft limit").set(soft_time_limit=1),
-    }
-
-
-def test_after_every_exit_of_a_body_the_key_is_free_at_once(
-    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
-) -> None:
-    worker(LOSS, concurrency=10)
-    exits = exits_of_bodies(loss)
-    for signature in exits.values():
-        signature.delay()
-    journal.wait_for_starts(len(exits))
-    competitors = {name: loss.competitor.delay(name) for name in exits}
-    for name, competitor in competitors.items():
-        assert not competitor.get(timeout=SOON)["lost"], name
-    assert journal.overlaps() == []
-    assert {name: len(journal.runs(name)) for name in exits} == dict.fromkeys(exits, 2)
-    wait_until(lambda: not keys.held(), "no key is left", timeout=SOON)
-
-
-@pytest.mark.slow
-def test_without_the_settling_in_task_postrun_some_exits_leave_their_key_behind(
-    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
-) -> None:
-    process = worker(LOSS, concurrency=10, env={"WITHOUT": "postrun,parent"})
-    exits = exits_of_bodies(loss)
-    for signature in exits.values():
-        signature.delay()
-    journal.wait_for_ends(len(exits))
-    for line in (
-        "ignored",
-        "reject requeue=False",
-        "WorkerLostError|SystemExit is not JSON serializable",  # the latter before Celery 5.7
-        r"silent_return\S+ succeeded",
-    ):
-        process.wait_for_log(line, timeout=SOON)
-    for name in ("success", "failure", "soft limit"):
-        keys.wait_until_free(loss.early.lock_key(name), timeout=SOON)
-    for name in ("ignore", "reject", "exit", "no super()"):
-        assert keys.record(loss.early.lock_key(name)).ttl > SOON, name
-
-
-def test_a_rejected_message_that_is_requeued_runs_again_alone(
-    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
-) -> None:
-    worker(LOSS, concurrency=2)
-    result = loss.rejecting.delay("k")
-    journal.wait_for_starts(key="k")
-    competitor = loss.competitor.delay("k")
-    competitor.get(timeout=SOON)
-    result.get(timeout=SOON)
-    assert [run.task_id for run in journal.runs("k")].count(result.id) == 2
-    assert journal.overlaps() == []
-    wait_until(lambda: not keys.held(), "no key is left", timeout=SOON)
-
-
-@pytest.mark.slow
-def test_children_that_end_after_one_task_leave_nothing_behind(
-    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
-) -> None:
-    worker(LOSS, concurrency=2, args=["--max-tasks-per-child", "1"])
-    results = [loss.competitor.delay("k", "sleep", 0.1) for _ in range(6)]
-    for result in results:
-        result.get(timeout=SOON)
-    runs = journal.runs("k")
-    assert len({run.pid for run in runs}) == len(runs) == 6
-    assert journal.overlaps() == []
-    wait_until(lambda: not keys.held(), "no key is left", timeout=SOON)
-
-
-# Exits from outside.
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["sleep", "stubborn"])
 def test_at_a_hard_time_limit_no_body_starts_before_the_child_is_dead(
@@ -164,30 +76,6 @@ def test_at_a_hard_time_limit_no_body_starts_before_the_child_is_dead(
     assert overlaps(journal.records(), deaths=last_breaths(journal)) == []
     assert len(journal.runs("k")) == 2
     wait_until(lambda: not keys.held(), "no key is left", timeout=SOON)
-
-
-@pytest.mark.slow
-def test_a_body_that_a_hard_time_limit_ends_is_not_requeue_for_its_lost_lease(
-    worker: StartWorker,
-    load_app: LoadApp,
-    environment: dict[str, str],
-    journal: Journal,
-) -> None:
-    # The child has 0.1 s until it is killed, in which a heartbeat may find that the parent took its
-    # key. With this ttl about one child of three comes so far.
-    environment["TTL"] = "0.9"
-    loss = load_app(LOSS)
-    # Celery kills one after another: many at a time would reach their max_hold first.
-    process = worker(LOSS, concurrency=3)
-    names = [f"k{number}" for number in range(12)]
-    results = [loss.late.apply_async((n, "stubborn"), time_limit=1) for n in names]
-    for result in results:
-        with pytest.raises(TimeLimitExceeded):
-            result.get(timeout=SOON)
-    wait_until(lambda: not Keys(loss.app).held(), "no key is left", timeout=SOON)
-    assert loss.early.delay("next", "sleep", 1).get(timeout=SOON)
-    assert len(journal.runs()) == 13
-    assert not reported([process], EventName.REQUEUED)
 
 
 @pytest.mark.slow

@@ -195,7 +195,7 @@ def test_a_job_that_kills_its_process_each_time_is_bounded_by_the_delivery_limit
 
 @needs_proof
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["main process", "whole worker", "eviction"])
+@pytest.mark.parametrize("how", ["main process", "eviction"])
 def test_a_job_runs_again_after_the_death_of_its_worker_if_it_is_acknowledged_late(
     how: str,
     task: Any,
@@ -260,24 +260,3 @@ def test_after_the_loss_of_a_host_the_key_is_free_when_its_ttl_is_over(
     # By the fences, the server's time of each grant in microseconds: a body begins a moment later.
     assert (again.fence or 0) - (killed.fence or 0) > task.singleton_policy().ttl * 1e6
     assert "singleton freed" not in elsewhere.log
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("visibility_timeout", ["3600"])
-def test_a_job_that_ends_within_the_grace_period_is_done_and_its_key_is_free(
-    task: Any,
-    crash: ModuleType,
-    broker: Broker,
-    worker: StartWorker,
-    journal: Journal,
-    redis_client: redis.Redis,
-) -> None:
-    process, result, _ = begin(task, worker, journal)
-    process.terminate()
-    process.wait_for_log("Warm shutdown")
-    crash.open_gate("end")
-    process.wait()
-    assert result.get(timeout=30) == journal.runs("k")[0].data["mark"]
-    assert not redis_client.exists(task.lock_key("k", ""))
-    broker.wait_until_empty()
-    assert len(journal.runs("k")) == 1

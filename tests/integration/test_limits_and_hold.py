@@ -221,26 +221,6 @@ def test_limit_three_never_has_four_bodies(stage: Stage, worker: CeleryWorker, n
     wait_until(lambda: taken_slots(stage, name) == [], "all slots are free")
 
 
-@pytest.mark.slow
-def test_limit_three_never_has_four_bodies_in_a_crowd(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    stage.open(name)
-    results = [stage.app.trio.delay(name, name) for _ in range(200)]
-    assert [result.get(timeout=100) for result in results] == [name] * 200
-    assert most_at_once(stage.journal.records(), name) <= 3
-
-
-def test_without_the_lock_twelve_calls_have_more_than_three_bodies(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    results = [stage.app.unlocked.delay(name, name) for _ in range(12)]
-    stage.journal.wait_for_starts(6, key=name)
-    stage.open(name)
-    assert [result.get(timeout=20) for result in results] == [name] * 12
-    assert most_at_once(stage.journal.records(), name) > 3
-
-
 def test_a_duplicate_takes_no_second_slot(stage: Stage, worker: CeleryWorker, name: str) -> None:
     first = stage.app.trio_late.apply_async((name, name))
     stage.journal.wait_for_starts(1, key=name)

@@ -205,7 +205,6 @@ def test_each_step_of_the_migration(
         assert all(sides[side, kind] for kind in KINDS)
 
 
-PAIR_KINDS = ["once", "once_until_start", "singleton", "heimdall", "heimdall_period"]
 PAIRS = [("old", "bridge"), ("bridge", "finish"), ("finish", "done")]
 
 
@@ -287,13 +286,3 @@ def test_each_accepted_call_of_two_releases_runs(
     assert not releases.journal.overlaps()
     if kind != "heimdall_period":  # its keys outlive their calls
         wait_until(lambda: queue not in str(left_behind(releases.client)), "its keys are free")
-
-
-def test_without_a_bridge_the_old_publishers_keys_stay(
-    switch: Switch, redis_client: redis.Redis
-) -> None:
-    switch.worker("done")
-    publisher = switch.publisher("old")
-    publisher.send([(kind, "n", 0.0) for kind in KINDS])
-    switch.wait_until_idle()
-    assert len(old_keys(redis_client)) == 3

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, Task, chain
+from celery import Celery, Task
 
 from celery_singleton_lock import SettingsError, claim_and_send, inspection, singleton_task
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.store import ReplaceArguments, Replaced
 from celery_singleton_lock.message.arguments import MAX_ARGUMENTS
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -31,7 +29,6 @@ from tests.integration.stage import Stage, open_stage, wait_until
 pytestmark = pytest.mark.slow
 
 APP = "tests.apps.newest"
-IDLE = "idle"
 
 
 @pytest.fixture(scope="module")
@@ -195,23 +192,6 @@ def test_a_retry_by_the_worker_parent_is_no_newer_call(
         assert set(values(stage, name)[1:]) <= ({2, 3} if is_followed else {2})
 
 
-def test_the_arguments_of_a_started_message_are_not_given_to_the_next_one(
-    redis_url: str, tmp_path: Path, name: str
-) -> None:
-    with open_stage(redis_url, tmp_path, APP, {"VISIBILITY_TIMEOUT": "2"}) as stage:
-        task = stage.app.newest_late
-        for value in (1, 2):
-            killed = task.delay(name, value, gate=name)
-        stage.worker(concurrency=1)
-        start_of(stage, name)
-        later = task.apply_async((name, 3), queue=IDLE)
-        assert len(kept(stage, name)) == 2, "the started message has its own, for a redelivery"
-        stage.worker(concurrency=1, queues=[IDLE])
-        stage.open(name)
-        assert later.get(timeout=30) == 3
-        assert killed.get(timeout=30) == 2
-
-
 CALLS = """\
 import sys, time
 from tests.apps.newest import app
@@ -232,68 +212,6 @@ def publish_1000(stage: Stage, task: Any, name: str) -> None:
         assert process.wait(120) == 0, process.log
 
 
-def test_after_1000_calls_from_4_processes_one_run_has_the_arguments_of_the_last(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    publish_1000(stage, stage.app.quick, name)
-    called = time.monotonic()
-    last = stage.app.quick.delay(name, "last")
-    assert last.get(timeout=60) == "last"
-    freed(stage, name)
-    after = [start.data["value"] for start in stage.starts(name) if start.at > called]
-    assert after in (["last"], [after[0], "last"]), "one call at most was about to start"
-    assert values(stage, name).count("last") == 1
-    assert len(stage.starts(name)) < 1001
-
-
-def test_of_1000_queued_calls_one_runs_with_the_last_arguments(stage: Stage, name: str) -> None:
-    task, queue = stage.app.newest, name
-    task.apply_async((name, "first"), queue=queue)
-    publish_1000(stage, task, name)
-    last = task.delay(name, "last")
-    worker = stage.worker(concurrency=2, queues=[queue])
-    assert last.get(timeout=60) == "last"
-    worker.kill_group()
-    assert values(stage, name) == ["last"]
-
-
-def test_without_the_replacement_the_first_arguments_run(
-    stage: Stage, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def forget(self: RedisStore, request: ReplaceArguments, *, timeout: float) -> Replaced:
-        return Replaced.YES
-
-    monkeypatch.setattr(RedisStore, "replace_arguments", forget)
-    for value in (1, 2):
-        result = stage.app.newest.apply_async((name, value), queue=name)
-    worker = stage.worker(concurrency=1, queues=[name])
-    assert result.get(timeout=20) == 1
-    worker.kill_group()
-
-
-def test_a_message_whose_arguments_are_fixed_gets_a_second_message_beside_it(
-    stage: Stage, name: str
-) -> None:
-    # The first call's message is of a publisher that does not know the option, or chose another.
-    task, fixed = stage.app.newest, {"on_duplicate": "return_existing"}
-    first = task.apply_async((name, 1), singleton=fixed, queue=name)
-    second = task.apply_async((name, 2), queue=name)
-    assert first.id != second.id
-    worker = stage.worker(concurrency=2, queues=[name])
-    assert [first.get(timeout=20), second.get(timeout=20)] == [1, 2]
-    worker.kill_group()
-
-
-def test_in_a_canvas_a_call_is_published_with_its_own_arguments(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    waiting = stage.app.newest.apply_async((name, 1), queue=IDLE)
-    linked = chain(stage.app.newest.si(name, 2), stage.app.newest.si(name, 3)).delay()
-    assert linked.id != waiting.id
-    assert linked.get(timeout=20) == 3
-    assert sorted(values(stage, name)) == [2, 3]
-
-
 def test_arguments_that_the_store_has_lost_are_reported(stage: Stage, name: str) -> None:
     for value in (1, 2):
         result = stage.app.newest.apply_async((name, value), queue=name)
@@ -302,45 +220,6 @@ def test_arguments_that_the_store_has_lost_are_reported(stage: Stage, name: str)
     assert result.get(timeout=20) == 1
     assert "the store has lost those of later calls" in worker.log
     worker.kill_group()
-
-
-def test_a_message_that_outlasts_its_claim_has_lost_no_arguments(stage: Stage, name: str) -> None:
-    result = stage.app.newest.apply_async((name, 1), queue=name, singleton={"unique_for": 1})
-    freed(stage, name)
-    worker = stage.worker(concurrency=1, queues=[name])
-    assert result.get(timeout=20) == 1
-    assert "has lost" not in worker.log
-    worker.kill_group()
-
-
-def test_a_retry_after_a_lost_lease_has_lost_no_arguments(stage: Stage, name: str) -> None:
-    task = stage.app.persistent
-    for value in (1, 2):
-        result = task.apply_async((name, value), {"gate": name}, queue=name)
-    worker = stage.worker(concurrency=1, queues=[name])
-    start_of(stage, name)
-    stage.redis.delete(task.lock_key(name))
-    worker.wait_for_log(rf"lost: .*{result.id}")
-    stage.open(name)
-    assert result.get(timeout=20) == 2
-    assert values(stage, name) == [2, 2]
-    assert "has lost" not in worker.log
-    worker.kill_group()
-
-
-def test_a_publisher_that_dies_before_it_publishes_leaves_nothing_for_longer_than_its_claim(
-    stage: Stage, name: str
-) -> None:
-    dying = """if True:
-        import os, signal, sys
-        from tests.apps.newest import app, newest
-        app.send_task = app.amqp.send_task_message = lambda *_, **__: os.kill(os.getpid(), 9)
-        newest.apply_async((sys.argv[1], 1), singleton={"unique_for": 2})
-    """
-    process = Process([sys.executable, "-c", dying, name], env=stage.environment).start()
-    assert process.wait(30) == -signal.SIGKILL
-    assert kept(stage, name)
-    freed(stage, name)
 
 
 def test_a_content_type_that_the_worker_refuses_fails_the_task(stage: Stage, name: str) -> None:
@@ -441,13 +320,14 @@ def test_arguments_of_another_key_run_under_that_key(
     wait_until(lambda: not kept(stage, name), "the arguments are deleted")
 
 
-def test_a_publisher_with_the_name_alone_replaces_them_too(stage: Stage, name: str) -> None:
-    web = Celery("web", broker=stage.environment["BROKER_URL"], set_as_current=False)
-    web.conf.singleton_lock_url = stage.environment["RESULT_URL"]
-    task, options = stage.app.newest, {"unique": "until_start", "on_duplicate": "replace"}
-    result = task.apply_async((name, 1), queue=name)
-    sent = claim_and_send(web, task.name, [name, 2], singleton=options, key=name, queue=name)
-    assert sent.id == result.id
-    worker = stage.worker(concurrency=1, queues=[name])
-    assert result.get(timeout=20) == 2
+def test_a_message_whose_arguments_are_fixed_gets_a_second_message_beside_it(
+    stage: Stage, name: str
+) -> None:
+    # The first call's message is of a publisher that does not know the option, or chose another.
+    task, fixed = stage.app.newest, {"on_duplicate": "return_existing"}
+    first = task.apply_async((name, 1), singleton=fixed, queue=name)
+    second = task.apply_async((name, 2), queue=name)
+    assert first.id != second.id
+    worker = stage.worker(concurrency=2, queues=[name])
+    assert [first.get(timeout=20), second.get(timeout=20)] == [1, 2]
     worker.kill_group()

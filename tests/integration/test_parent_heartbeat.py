@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-import psutil
 import pytest
-import redis
 
-from celery_singleton_lock import LeaseLost, is_skipped
-from celery_singleton_lock.core import observers
+from celery_singleton_lock import is_skipped
 from celery_singleton_lock.core.events import EventName
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import wait_until
@@ -91,23 +87,6 @@ def test_ten_bodies_that_keep_the_gil_for_9_seconds_of_a_ttl_of_2_keep_their_lea
     assert all(run.end - run.begin >= 9 for run in (journal.runs(key)[0] for key in firsts))
 
 
-def test_without_the_parent_heartbeat_the_same_bodies_fail_and_overlap_with_duplicates(
-    worker: StartWorker, gil: ModuleType, journal: Journal
-) -> None:
-    worker(GIL, concurrency=10, queues=["first"], env={"WITHOUT": "parent-heartbeat"})
-    worker(GIL, concurrency=2)
-    # Half of them are ended by their loss, the others run on and say when they end.
-    ended = {f"e{n}": gil.early.apply_async((f"e{n}", 9.0), queue="first") for n in range(5)}
-    deaf = {f"d{n}": gil.deaf.apply_async((f"d{n}", 9.0), queue="first") for n in range(5)}
-    journal.wait_for_starts(10)
-    send_duplicates(gil.early, {**ended, **deaf}, every=0.5)
-    for result in ended.values():
-        with pytest.raises(LeaseLost):
-            result.get(timeout=60)
-    assert [result.get(timeout=60)["lost"] for result in deaf.values()] == [True] * 5
-    assert {run.key for pair in journal.overlaps() for run in pair} >= set(deaf)
-
-
 @pytest.mark.parametrize("pool", ["solo", "threads"])
 def test_in_pools_without_children_only_the_flag_and_the_fence_show_it(
     worker: StartWorker, gil: ModuleType, journal: Journal, pool: str
@@ -131,96 +110,6 @@ def test_a_hold_in_a_plain_task_is_renewed_too(
     assert gil.holding.delay("k", 17, CALL).get(timeout=60) == [False] * 16 + [True]
 
 
-def test_a_claim_lives_as_long_as_its_lease(
-    worker: StartWorker, gil: ModuleType, journal: Journal
-) -> None:
-    worker(GIL, concurrency=2)
-    first = gil.claiming.delay("k", CALL)
-    journal.wait_for_starts(1)
-    answers = []
-    while not journal.runs("k")[0].finished:
-        sent = time.monotonic()
-        answers.append((sent, gil.claiming.delay("k", 0.0).id))
-        time.sleep(0.2)  # the pace of the calls
-    run = journal.runs("k")[0]
-    meanwhile = {task_id for sent, task_id in answers if sent < run.end - 1}
-    assert len([sent for sent, _ in answers if sent > run.begin + 1.5 * TTL]) > 5
-    assert meanwhile == {first.id}
-    assert not first.get(timeout=60)["lost"]
-
-
-# --- what it costs -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def counted(environment: dict[str, str]) -> Iterator[Callable[[], int]]:
-    """How many scripts a lock server of its own has run, as often as it is asked."""
-    with PrivateServer() as server:
-        environment["LOCK_URL"] = server.url()
-        client = redis.Redis.from_url(server.url(), decode_responses=True)
-
-        def scripts() -> int:
-            stats: Any = client.info("commandstats")
-            calls = Counter({name: values["calls"] for name, values in stats.items()})
-            return calls["cmdstat_evalsha"] + calls["cmdstat_eval"]
-
-        yield scripts
-
-
-def test_bodies_shorter_than_a_third_of_their_ttl_cost_no_round_trip_more(
-    counted: Callable[[], int], worker: StartWorker, gil: ModuleType, journal: Journal
-) -> None:
-    worker(GIL, concurrency=1)
-    gil.brief.delay("k").get(timeout=60)
-    keys, key = Keys(gil.app), gil.early.lock_key("k", 0.0)
-    keys.wait_until_free(key)
-    before = counted()
-    for number in range(12):
-        assert not is_skipped(gil.early.delay(f"k{number}", TTL / 6).get(timeout=60))
-    wait_until(lambda: counted() >= before + 2 * 12, "all are released")
-    assert counted() == before + 2 * 12
-
-
-def test_a_child_that_renews_by_itself_is_left_alone(
-    counted: Callable[[], int], worker: StartWorker, gil: ModuleType, journal: Journal
-) -> None:
-    process = worker(GIL, concurrency=1)
-    # Its worker takes over a thirtieth of the ttl later: a busy machine may stop the child so long.
-    start = gil.asleep.apply_async(("k", "g"), singleton={"ttl": 15})
-    journal.wait_for_starts(1)
-    before = counted()
-    wait_until(lambda: counted() >= before + 2, "two renewals")
-    with redis.Redis.from_url(gil.app.conf.broker_url) as client:
-        client.lpush("gate:g", "open")
-    assert start.get(timeout=60) is False
-    assert "its worker does" not in process.log
-
-
-def test_a_worker_has_one_thread_more_whatever_it_runs_and_one_for_its_log(
-    worker: StartWorker, gil: ModuleType, journal: Journal
-) -> None:
-    """The parent heartbeat's log lines are handled on a thread of their own.
-
-    Another one watches that thread, and ends some seconds after the last line.
-    """
-    without = worker(GIL, concurrency=4, queues=["without"], env={"WITHOUT": "parent-heartbeat"})
-    process = worker(GIL, concurrency=4)
-    plain = psutil.Process(without.pid).num_threads()
-    assert psutil.Process(process.pid).num_threads() == plain + 1
-    for lap in range(3):
-        # Keys of their own: a result can be read a moment before its key is free.
-        results = [gil.early.delay(f"k{lap}.{number}", TTL) for number in range(4)]
-        process.wait_for_log(rf"doesn't renew \S+:k{lap}\.\d; its worker does")
-        assert psutil.Process(process.pid).num_threads() in (plain + 2, plain + 3)
-        for result in results:
-            assert not result.get(timeout=60)["lost"]
-    wait_until(
-        lambda: psutil.Process(process.pid).num_threads() == plain + 2,
-        "no thread watches that of the log",
-        timeout=2 * observers.SLOW,
-    )
-
-
 # --- ends ----------------------------------------------------------------------------------------
 
 
@@ -239,34 +128,6 @@ def test_a_child_killed_in_its_call_holds_its_key_no_longer_than_the_parents_rel
     process.wait_for_event(EventName.FREED, key=key, reason=died)
     assert keys.find(key) is None
     assert not gil.early.delay("k", 0.0).get(timeout=60)["lost"]
-
-
-def test_a_hung_child_loses_its_key_at_max_hold(
-    worker: StartWorker, gil: ModuleType, journal: Journal
-) -> None:
-    process = worker(GIL, concurrency=2)
-    hung = gil.bounded.delay("k", 4 * TTL)
-    journal.wait_for_starts(1)
-    gil.competitor.delay("k").get(timeout=60)
-    assert hung.get(timeout=60)["lost"]
-    run, other = journal.runs("k")
-    assert other.begin < run.end
-    assert other.begin - run.begin > 1.5 * TTL
-    process.wait_for_log(TAKEN_OVER)
-
-
-def test_a_lease_that_an_operator_freed_is_not_held_against_its_successor(
-    worker: StartWorker, gil: ModuleType, keys: Keys, journal: Journal
-) -> None:
-    process = worker(GIL, concurrency=2)
-    first = gil.deaf.delay("k", 4 * TTL)
-    process.wait_for_log(TAKEN_OVER)
-    keys.free(gil.deaf.lock_key("k", 0.0))
-    gil.competitor.delay("k").get(timeout=60)
-    assert first.get(timeout=60)["lost"]
-    run, other = journal.runs("k")
-    assert other.begin < run.end
-    assert other.fence > run.fence
 
 
 def test_a_stopped_child_keeps_its_key_and_ends_well_when_it_wakes(
@@ -345,23 +206,6 @@ def test_a_store_that_does_not_answer_for_half_a_ttl_costs_no_lease(
     assert not first.get(timeout=60)["lost"]
     assert sum(is_skipped(duplicate.get(timeout=60)) for duplicate in duplicates) > 10
     assert_no_run_came_between(journal, {"k": first})
-
-
-def test_a_store_that_is_away_for_longer_than_the_ttl_ends_the_lease_for_good(
-    private_redis: PrivateServer,
-    worker: StartWorker,
-    load_app: LoadApp,
-    environment: dict[str, str],
-    journal: Journal,
-) -> None:
-    environment["LOCK_URL"] = private_redis.url()
-    gil = load_app(GIL)
-    process = worker(GIL, concurrency=2)
-    first = gil.deaf.delay("k", 4 * TTL)
-    process.wait_for_log(TAKEN_OVER)
-    with away(private_redis, 1.5 * TTL):
-        gil.competitor.delay("k").get(timeout=60)
-    assert first.get(timeout=60)["lost"]
 
 
 def test_a_broker_that_is_restarted_does_not_stop_the_parent_heartbeat(

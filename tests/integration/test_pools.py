@@ -131,17 +131,6 @@ def test_a_slow_observer_of_one_loss_costs_no_other_lease(
     wait_until_free(redis_client)
 
 
-@pytest.mark.slow
-def test_with_observers_on_the_heartbeats_thread_the_other_lease_is_lost(
-    worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
-) -> None:
-    pools = load_app(POOLS)
-    started(worker, "threads", SLOW="signal", WITHOUT="observers")
-    assert lose_one_of_two(pools, journal, redis_client) is True
-    pools.gate("observer").touch()
-    pools.gate("k").touch()
-
-
 @pytest.mark.parametrize(
     "pool", ["gevent", pytest.param("eventlet", marks=[*eventlet.marks, pytest.mark.slow])]
 )
@@ -152,16 +141,6 @@ def test_a_receiver_that_uses_the_client_of_the_bodies_changes_no_tasks_outcome(
     pools = load_app(POOLS)
     worker(POOLS, pool=pool, concurrency=5, env={"COUNTED": "1"})
     count_a_loss_and_then_tasks(pools, journal, redis_client)
-
-
-@pytest.mark.slow
-def test_with_receivers_in_native_threads_it_fails_a_task(
-    worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
-) -> None:
-    pools = load_app(POOLS)
-    worker(POOLS, pool="gevent", concurrency=5, env={"COUNTED": "1", "WITHOUT": "hub"})
-    with pytest.raises(Exception, match=r"(?i)cannot switch to a different thread"):
-        count_a_loss_and_then_tasks(pools, journal, redis_client)
 
 
 def count_a_loss_and_then_tasks(
@@ -181,14 +160,8 @@ def count_a_loss_and_then_tasks(
     pools.gate("k").touch()
 
 
-@pytest.mark.parametrize(
-    "pool",
-    [
-        "threads",
-        pytest.param("gevent", marks=pytest.mark.slow),
-        pytest.param("eventlet", marks=[*eventlet.marks, pytest.mark.slow]),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["threads", "gevent", eventlet])
 def test_the_log_goes_on_beside_a_receiver_that_blocks(
     pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
 ) -> None:
@@ -291,22 +264,6 @@ def test_a_release_is_not_reported_as_failed_when_a_green_worker_is_idle(
     assert not process.events(EventName.RELEASE_FAILED)
 
 
-@pytest.mark.slow
-def test_without_renewal_the_same_duplicate_overlaps(
-    worker: StartWorker, load_app: LoadApp, journal: Journal
-) -> None:
-    pools = load_app(POOLS)
-    started(worker, "threads", WITHOUT="renewal")
-    first = pools.work.delay("k")
-    assert wait_for_note(journal, "outlived", key="k", task_id=first.id).data["lost"] is True
-    late = pools.work.delay("k")
-    journal.wait_for_starts(2, key="k")
-    pools.gate("k").touch()
-    late.get(timeout=20)
-    first.get(timeout=20)
-    assert len(journal.overlaps()) == 1
-
-
 @pytest.mark.parametrize(
     "pool",
     [
@@ -390,17 +347,3 @@ def test_a_greenlet_that_never_yields_keeps_its_lease(
     wait_until_free(redis_client)
     assert [run.task_id for run in journal.runs("k")] == [first.id]
     assert notes(journal, EventName.LEASE_LOST) == []
-
-
-@pytest.mark.slow
-@green_pool
-def test_a_heartbeat_that_is_a_greenlet_starves(
-    pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal
-) -> None:
-    # The test above, without the native thread.
-    first, late, pools = spin_beside_a_duplicate(pool, worker, load_app, journal, WITHOUT="native")
-    journal.wait_for_starts(2, key="k")
-    pools.gate("k").touch()
-    late.get(timeout=20)
-    first.get(timeout=20)
-    assert len(journal.overlaps()) == 1

@@ -119,18 +119,6 @@ def test_a_greenlet_that_never_yields_keeps_its_lease(
     assert [run.task_id for run in journal.runs("k")] == [first.id]
 
 
-def test_a_heartbeat_that_is_a_greenlet_starves(
-    pools: ModuleType, worker: StartWorker, journal: Journal
-) -> None:
-    # The test above, without the native thread.
-    first, late = spin_beside_a_duplicate(pools, worker, journal, WITHOUT="native")
-    journal.wait_for_starts(2, key="k")
-    pools.gate("k").touch()
-    late.get(timeout=30)
-    first.get(timeout=30)
-    assert len(journal.overlaps()) == 1
-
-
 def test_zookeeper_is_refused_in_one_line(
     zookeeper: ZooKeeperEnsemble, environment: dict[str, str], worker: StartWorker
 ) -> None:

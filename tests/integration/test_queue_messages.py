@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,18 +21,15 @@ from celery.exceptions import TaskRevokedError, WorkerLostError
 from kombu import Connection, Exchange, Queue
 
 from celery_singleton_lock import inspection
-from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.key_queue.sweep import QueueSweep
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.redis.call_queue import RedisCallQueue
 from example_project.private_server import PrivateServer
 from tests.harness.app_module import fresh_module
 from tests.harness.bodies import power_cut
 from tests.harness.calls import DAY
-from tests.harness.cluster import Cluster
 from tests.harness.sentinels import Sentinels, cut_replication
 from tests.harness.worker import CeleryWorker
 from tests.integration.conftest import Consume
@@ -43,7 +39,6 @@ from tests.integration.key_queue import (
     begun,
     bodies,
     call_queue,
-    cli,
     ended,
     make_due,
     running,
@@ -70,30 +65,6 @@ def test_calls_in_a_batch_of_a_producer_run_in_order(
         results = [
             stage.app.early.apply_async((name, number), producer=producer) for number in range(3)
         ]
-    assert ended(results) == [0, 1, 2]
-    assert bodies(stage, name) == [(name, 0), (name, 1), (name, 2)]
-
-
-@needs_batches
-def test_calls_in_a_batch_that_is_given_up_have_been_made(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    """Each has its place when its `apply_async` returns. The batch drops only the hint."""
-    results = []
-
-    def give_up() -> None:
-        results.extend(
-            stage.app.early.apply_async((name, number), producer=producer) for number in range(3)
-        )
-        raise ValueError(name)
-
-    with (
-        stage.app.app.producer_pool.acquire(block=True) as producer,
-        pytest.raises(ValueError, match=name),
-        producer.batch(),
-    ):
-        give_up()
-    make_due(stage, name)
     assert ended(results) == [0, 1, 2]
     assert bodies(stage, name) == [(name, 0), (name, 1), (name, 2)]
 
@@ -126,6 +97,7 @@ def test_results_are_sent_to_the_caller_of_a_call_that_waited(
         assert ended(results) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_results_of_calls_without_a_body_are_sent_to_their_callers(
     redis_url: str, tmp_path: Path, name: str
 ) -> None:
@@ -157,18 +129,6 @@ def test_priorities_are_of_keys_not_of_the_calls_of_one(
     assert bodies(stage, name) == [(name, number) for number in range(4)]
 
 
-def test_keys_with_many_calls_take_turns(stage: Stage, name: str, consume: Consume) -> None:
-    keys = [f"{name}-a", f"{name}-b"]
-    results = [
-        stage.app.early.apply_async((key, number), queue=name)
-        for key in keys
-        for number in range(20)
-    ]
-    consume(name)
-    ended(results)
-    assert bodies(stage, *keys) == [(key, number) for number in range(20) for key in keys]
-
-
 def replaced_by(stage: Stage, name: str, acknowledged: str, canvas: Any) -> list[Any]:
     """A call that a canvas has replaced after a second call was made; both."""
     replacing = getattr(stage.app, f"replacing_{acknowledged}")
@@ -193,11 +153,14 @@ def first_of(first: Any, *_: Any) -> Any:
     return first
 
 
-@pytest.mark.parametrize("acknowledged", ["early", "late"])
-@pytest.mark.parametrize("task", ["early", "unlocked"])
 @pytest.mark.parametrize(
-    ("canvas", "result"),
-    [(first_of, 0), (chain, 2), (group, [0, 1, 2]), (chord_of, 2)],
+    ("acknowledged", "task", "canvas", "result"),
+    [
+        ("early", "early", first_of, 0),
+        ("late", "unlocked", chain, 2),
+        ("early", "unlocked", group, [0, 1, 2]),
+        ("late", "early", chord_of, 2),
+    ],
     ids=["task", "chain", "group", "chord"],
 )
 def test_a_call_that_is_replaced_by_calls_of_other_keys_leaves_its_queue_at_once(
@@ -233,8 +196,11 @@ def test_a_task_of_the_same_key_that_replaces_a_call_runs_in_its_place(
     wait_until_gone(stage, name)
 
 
-@pytest.mark.parametrize("acknowledged", ["early", "late"])
-@pytest.mark.parametrize("canvas", [chain, group, chord_of], ids=["chain", "group", "chord"])
+@pytest.mark.parametrize(
+    ("acknowledged", "canvas"),
+    [("early", chain), ("late", group), ("early", chord_of)],
+    ids=["chain", "group", "chord"],
+)
 def test_the_calls_of_the_same_key_in_a_canvas_that_replaces_a_call_are_new_ones(
     stage: Stage, worker: CeleryWorker, name: str, acknowledged: str, canvas: Callable[..., Any]
 ) -> None:
@@ -247,18 +213,6 @@ def test_the_calls_of_the_same_key_in_a_canvas_that_replaces_a_call_are_new_ones
     wait_until_gone(stage, name)
 
 
-def test_a_replaced_call_in_a_chain_of_one_key_is_followed_by_the_rest_of_the_chain(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    there = f"{name}-there"
-    canvas = chain(stage.app.early.si(name, 10), stage.app.early.si(there, 11))
-    stage.open(name)
-    links = [stage.app.replacing_early.si(name, 0, canvas, name), stage.app.early.si(name, 1)]
-    assert chain(*links).delay().get(timeout=30) == 1
-    assert bodies(stage, name, there) == [(name, 0), (name, 10), (there, 11), (name, 1)]
-    wait_until_gone(stage, name)
-
-
 def test_an_end_without_a_reply_is_repeated_and_the_next_call_runs_once(
     stage: Stage, name: str, consume: Consume
 ) -> None:
@@ -266,17 +220,6 @@ def test_an_end_without_a_reply_is_repeated_and_the_next_call_runs_once(
     results = unconsumed(stage, name, 4)
     assert ended(results) == [0, 1, 2, 3]
     assert bodies(stage, name) == [(name, number) for number in range(4)]
-
-
-def test_a_retry_runs_at_once_though_the_release_before_it_got_no_reply(
-    stage: Stage, name: str, consume: Consume
-) -> None:
-    """The deadline of its hint would be a minute."""
-    consume(name, env={"NO_REPLY": "1"})
-    results = [stage.app.retrying.apply_async((name, 0), queue=name)]
-    results.append(stage.app.early.apply_async((name, 1), queue=name))
-    assert [result.get(timeout=30) for result in results] == [0, 1]
-    assert bodies(stage, name) == [(name, 0), (name, 0), (name, 0), (name, 1)]
 
 
 def test_a_broker_that_does_not_answer_neither_fails_nor_delays_the_end_of_a_call(
@@ -368,24 +311,6 @@ def test_a_sweep_publishes_a_bounded_number_of_calls(
             published += counts[-1]
         assert max(counts) <= 100
         assert sum(counts) == 150
-
-
-def test_workers_that_sweep_at_the_same_time_publish_each_call_once(
-    redis_url: str, tmp_path: Path, name: str
-) -> None:
-    """The broker has lost the messages of many keys. A further copy would delay the next sweep."""
-    with open_stage(redis_url, tmp_path, APP) as stage, ExitStack() as stack:
-        keys = [f"{name}-{number}" for number in range(60)]
-        for key in keys:
-            stage.app.early.apply_async((key, 0), queue=name)
-        stores = [stack.enter_context(closing(open_store(redis_url))) for _ in range(4)]
-        looks = [QueueSweep(stage.app.app, lambda s=s: s, lambda: False) for s in stores]
-        stage.redis.delete(name)
-        for key in keys:
-            make_due(stage, key)
-        with ThreadPoolExecutor(len(looks)) as pool:
-            [*pool.map(QueueSweep.sweep, looks)]
-        assert stage.redis.llen(name) == len(keys)
 
 
 def test_each_look_declares_what_the_broker_has_lost_since_the_last_one(
@@ -506,49 +431,6 @@ def test_a_store_that_is_emptied_loses_the_calls_that_wait_and_no_key_is_stuck(
         assert bodies(stage, name) == [(name, 0), (name, 2)]
 
 
-def test_calls_that_fill_the_store_drain_in_order_and_others_are_refused_until_then(
-    redis_url: str, tmp_path: Path, private_redis: PrivateServer, name: str
-) -> None:
-    with (
-        open_stage(redis_url, tmp_path, APP, {"LOCK_URL": private_redis.url()}) as stage,
-        redis.Redis.from_url(private_redis.url()) as locks,
-    ):
-        send = partial(stage.app.early.apply_async, queue=name, headers={"padding": "x" * 100_000})
-        other, results = send((f"{name}-other", 0)), list[Any]()
-        locks.config_set("maxmemory", locks.info("memory")["used_memory"] + 2_000_000)
-
-        def fill() -> None:
-            while True:
-                results.append(send((name, len(results))))
-
-        with pytest.raises(StoreError, match="maxmemory"):
-            fill()
-        assert len(results) > 5
-        stage.worker(concurrency=2, queues=[name])
-        assert other.get(timeout=30) == 0, "the call of another key"
-        assert ended(results) == [*range(len(results))]
-        assert bodies(stage, name) == [(name, number) for number in range(len(results))]
-        assert send((name, 0)).get(timeout=30) == 0
-
-
-@pytest.mark.slow
-def test_a_call_that_expires_while_it_waits_ends_revoked_with_rabbitmq_too(
-    redis_url: str, rabbit_url: str, tmp_path: Path, name: str
-) -> None:
-    """RabbitMQ removes a message with an expiration of its own without a word."""
-    with open_stage(redis_url, tmp_path, APP, {"BROKER_URL": rabbit_url}) as stage:
-        stage.worker(concurrency=2)
-        first = running(stage, name)
-        expiring = stage.app.early.apply_async((name, 1), expires=0.5)
-        last = stage.app.early.delay(name, 2)
-        expires_at = time.monotonic() + 0.5
-        wait_until(lambda: time.monotonic() > expires_at, "it has expired")
-        stage.open(name)
-        assert ended([first, last]) == [0, 2]
-        with pytest.raises(TaskRevokedError):
-            expiring.get(timeout=30)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_failover_that_loses_the_last_writes_loses_joins_and_no_key_is_stuck(
@@ -629,42 +511,3 @@ def test_calls_that_a_limited_queue_of_the_broker_drops_run_in_order(
         assert ended(results) == [0, 0, 1, 1, 2, 2]
         for key in keys:
             assert bodies(stage, key) == [(key, 0), (key, 1), (key, 2)]
-
-
-@pytest.mark.slow
-def test_the_queues_of_a_cluster_are_listed_and_their_calls_cancelled(
-    redis_url: str, private_cluster: Cluster, tmp_path: Path, name: str
-) -> None:
-    env = {"LOCK_URL": private_cluster.url}
-    with open_stage(redis_url, tmp_path, APP, env) as stage:
-        stage.worker(concurrency=1)
-        first = running(stage, name)
-        second, third = (stage.app.early.delay(name, number) for number in (1, 2))
-        key = stage.app.early.lock_key(name, 0)
-        _, text = cli(stage, "ls", name)
-        _, row = text.splitlines()
-        assert row.split()[-1] == "2", "the calls that wait"
-        _, listed = cli(stage, "queue", key)
-        assert listed.index(first.id) < listed.index(second.id) < listed.index(third.id)
-        assert f"cancelled {second.id}" in cli(stage, "cancel", second.id, "--yes")[1]
-        stage.open(name)
-        assert [first.get(timeout=30), third.get(timeout=30)] == [0, 2]
-
-
-@pytest.mark.parametrize("acknowledged", [pytest.param("early", marks=pytest.mark.slow), "late"])
-def test_the_end_of_a_call_that_got_no_reply_is_repeated_and_the_next_call_runs(
-    redis_url: str, tmp_path: Path, private_redis: PrivateServer, name: str, acknowledged: str
-) -> None:
-    env = {"LOCK_URL": private_redis.url(), "TTL": "600"}
-    with open_stage(redis_url, tmp_path, APP, env) as stage:
-        worker = stage.worker(concurrency=2)
-        task = getattr(stage.app, acknowledged)
-        first = running(stage, name, task)
-        second = task.delay(name, 1)
-        private_redis.pause()
-        stage.open(name)
-        assert first.get(timeout=30) == 0
-        worker.wait_for_event(EventName.STORE_UNREACHABLE, action="released-later")
-        private_redis.resume()
-        assert second.get(timeout=30) == 1
-        assert bodies(stage, name) == [(name, 0), (name, 1)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -93,17 +92,6 @@ def test_a_call_that_never_begins_is_reported_with_what_to_do(
     assert "consume" in stalled.fields["advice"]
 
 
-def test_a_call_that_is_published_in_its_turn_is_not_reported_as_stalled(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    since = len(worker.lines)
-    first = running(stage, name)
-    calls = [stage.app.early.delay(name, number) for number in (1, 2)]
-    stage.open(name)
-    assert ended([first, *calls]) == [0, 1, 2]
-    assert not [*events_in(worker.lines[since:], EventName.STALLED)]
-
-
 def test_a_call_that_is_revoked_or_expires_is_reported_with_the_reason(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
@@ -118,17 +106,6 @@ def test_a_call_that_is_revoked_or_expires_is_reported_with_the_reason(
     assert ended([first, last]) == [0, 3]
     worker.wait_for_event(EventName.REMOVED, task_id=expiring.id, reason="expired")
     worker.wait_for_event(EventName.REMOVED, task_id=revoked.id, reason="revoked")
-
-
-def test_a_call_that_is_lost_with_its_worker_is_reported(
-    stage: Stage, worker: CeleryWorker, name: str, consume: Consume
-) -> None:
-    other = consume(name)
-    lost = stage.app.early.apply_async((name, 0, name), queue=name)
-    begun(stage, name, 0)
-    power_cut(other, stage.journal)
-    found = worker.wait_for_event(EventName.REMOVED, task_id=lost.id, reason="lost")
-    assert found.task == stage.app.early.name
 
 
 def test_a_call_that_the_broker_refuses_is_reported_as_withdrawn(
@@ -321,26 +298,6 @@ def test_a_waiting_call_is_cancelled_with_a_result_and_never_runs(
     assert (status, "no such call waits" in text) == (1, True)
 
 
-def test_several_calls_are_cancelled_by_id_and_an_unknown_one_is_told(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    first, second, third, last = waiting(stage, name, 4)
-    status, text = cli(stage, "cancel", second.id, "unknown", third.id, "--yes")
-    assert (status, "no such call waits in a queue: unknown\n" in text) == (1, True)
-    assert [second.state, third.state] == ["REVOKED"] * 2
-    stage.open(name)
-    assert ended([first, last]) == [0, 3]
-
-
-def test_a_running_call_is_not_cancelled(stage: Stage, worker: CeleryWorker, name: str) -> None:
-    first = running(stage, name)
-    call = inspection.find_call(stage.app.app, first.id)
-    assert call is not None
-    assert not inspection.cancel(stage.app.app, call)
-    stage.open(name)
-    assert first.get(timeout=60) == 0
-
-
 def test_the_first_call_is_skipped_so_that_the_next_one_runs(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
@@ -379,21 +336,6 @@ def test_each_call_that_is_listed_may_be_cancelled_before_the_next_one_is_read(
     assert not [*inspection.calls_in_queue(stage.app.app, key)]
 
 
-def test_a_chord_counts_a_cancelled_call(stage: Stage, worker: CeleryWorker, name: str) -> None:
-    first = running(stage, name)
-    header = [stage.app.early.si(name, number) for number in (1, 2)]
-    whole = chord(header, stage.app.early.si(f"{name}-body", 3)).delay()
-    parts = whole.parent.results
-    call = inspection.find_call(stage.app.app, parts[0].id)
-    assert call is not None
-    assert inspection.cancel(stage.app.app, call)
-    stage.open(name)
-    assert first.get(timeout=60) == 0
-    # Not by `get`, which raises the error of the part though its chord waits.
-    wait_until(lambda: whole.state == "FAILURE", "the chord has ended")
-    assert "taken out" in str(whole.result)
-
-
 def test_a_chord_of_chains_counts_a_cancelled_call(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
@@ -413,6 +355,7 @@ def test_a_chord_of_chains_counts_a_cancelled_call(
     assert "taken out" in str(whole.result)
 
 
+@pytest.mark.slow
 def test_a_chord_counts_a_call_that_is_lost_with_its_worker(
     stage: Stage, worker: CeleryWorker, name: str, consume: Consume
 ) -> None:
@@ -502,18 +445,6 @@ def test_a_sweep_ends_what_the_process_of_an_operator_has_begun(
     assert again.get(timeout=60) == 1
 
 
-def test_the_call_behind_a_cancelled_retry_runs_at_once(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    retrying = stage.app.retrying.delay(name, 0, countdown=3600)
-    last = stage.app.early.delay(name, 1)
-    wait_until(lambda: retrying.state == "RETRY", "it retries")
-    key = stage.app.early.lock_key(name, 0)
-    calls = partial(inspection.calls_in_queue, stage.app.app, key)
-    wait_until(lambda: inspection.cancel(stage.app.app, next(calls())), "its body has ended")
-    assert last.get(timeout=60) == 1
-
-
 def test_a_call_whose_message_can_not_be_read_is_cancelled_with_a_result(
     stage: Stage, name: str
 ) -> None:
@@ -532,19 +463,6 @@ def test_a_call_whose_message_can_not_be_read_is_cancelled_with_a_result(
         call.get(timeout=30)
     (following,) = inspection.calls_in_queue(stage.app.app, key)
     assert (following.task_id, following.state) == (last.id, "published")
-
-
-def test_two_operators_may_cancel_one_call(stage: Stage, name: str) -> None:
-    first, second = unconsumed(stage, name, 2)
-    place = inspection.find_call(stage.app.app, first.id)
-    assert place is not None
-    with ThreadPoolExecutor(2) as pool:
-        found = [*pool.map(lambda _: inspection.cancel(stage.app.app, place), range(2))]
-    assert any(found)
-    assert first.state == "REVOKED"
-    key = stage.app.early.lock_key(name, 0)
-    (following,) = inspection.calls_in_queue(stage.app.app, key)
-    assert (following.task_id, following.copies) == (second.id, 1)
 
 
 def test_a_call_of_a_task_that_the_operator_s_app_does_not_know_is_cancelled(

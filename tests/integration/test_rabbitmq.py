@@ -97,20 +97,6 @@ def assert_all_copies_were_dropped(process: CeleryWorker, results: list[Any]) ->
     )
 
 
-@pytest.mark.slow
-def test_without_the_lock_a_connection_cut_in_mid_body_makes_a_second_body(
-    crash: ModuleType, rabbit: RabbitServer, vhost: str, worker: StartWorker, journal: Journal
-) -> None:
-    worker(CRASH, concurrency=2)
-    crash.unlocked.delay("k", "all")
-    journal.wait_for_starts(1)
-    rabbit.close_connections(vhost)
-    journal.wait_for_starts(2)
-    crash.open_gate("all")
-    journal.wait_for_ends(2)
-    assert journal.overlaps()
-
-
 def let_acknowledgements_be_overdue(
     count: int, task: Any, rabbit: RabbitServer, worker: StartWorker, journal: Journal
 ) -> tuple[list[Any], CeleryWorker]:
@@ -149,17 +135,6 @@ def test_an_overdue_acknowledgement_makes_no_second_body(
     rabbit.wait_until_empty(vhost)
     assert_all_copies_were_dropped(second, results)
     assert_one_run_each(journal, results, marks)
-
-
-@pytest.mark.slow
-def test_without_the_lock_an_overdue_acknowledgement_makes_a_second_body(
-    crash: ModuleType, rabbit: RabbitServer, worker: StartWorker, journal: Journal
-) -> None:
-    let_acknowledgements_be_overdue(1, crash.unlocked, rabbit, worker, journal)
-    journal.wait_for_starts(2)
-    crash.open_gate("all")
-    journal.wait_for_ends(2)
-    assert journal.overlaps()
 
 
 @pytest.mark.slow

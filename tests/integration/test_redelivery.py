@@ -28,11 +28,11 @@ from tests.harness.journal import Journal
 from tests.harness.worker import CeleryWorker
 
 CRASH = "tests.apps.crash"
-SLOW = pytest.mark.slow
 swept = pytest.mark.skipif(
     kombu.VERSION[:2] < (5, 7), reason="before kombu 5.7 the sweep comes every 100 s at best"
 )
-COUNTS = [pytest.param(4, id="4"), pytest.param(20, id="20", marks=SLOW)]
+#: Keys of a test.
+COUNT = 4
 
 #: Seconds. The sweep looks every second for what is older.
 VISIBILITY_TIMEOUT = 2.0
@@ -72,19 +72,17 @@ def assert_bounded(workers: list[CeleryWorker], results: list[Any], seconds: flo
 
 @swept
 @pytest.mark.slow
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=SLOW)])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
     pool: str,
-    count: int,
     crash: ModuleType,
     worker: StartWorker,
     journal: Journal,
     broker: RedisBroker,
 ) -> None:
-    process = worker(CRASH, concurrency=count + 2, pool=pool)
+    process = worker(CRASH, concurrency=COUNT + 2, pool=pool)
     began = time.monotonic()
-    results = [crash.late.delay(f"k{number}", "all") for number in range(count)]
+    results = [crash.late.delay(f"k{number}", "all") for number in range(COUNT)]
     most: list[int] = []
 
     def delivered_four_times() -> bool:
@@ -106,18 +104,6 @@ def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
         == ids(results)
     )
     assert_one_run_each(journal, results, marks)
-
-
-@swept
-@pytest.mark.slow
-def test_without_the_lock_a_task_that_is_delivered_again_has_several_bodies(
-    crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
-) -> None:
-    worker(CRASH, concurrency=4)
-    crash.unlocked.delay("k", "all")
-    journal.wait_for_starts(2)
-    crash.open_gate("all")
-    assert journal.overlaps()
 
 
 @pytest.mark.slow
@@ -174,28 +160,15 @@ def test_the_completion_records_of_done_and_of_waiting_messages_live_as_long_as_
     assert 30_000 < longest[waiting.id] <= 91_000
 
 
-@pytest.mark.slow
-def test_without_the_lock_a_duplicate_that_arrives_after_the_success_runs(
-    crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
-) -> None:
-    worker(CRASH, concurrency=1)
-    result = crash.unlocked.delay("k", "all")
-    journal.wait_for_starts(1)
-    broker.deliver_again(result.id)
-    crash.open_gate("all")
-    journal.wait_for_ends(2, key="k")
-
-
 @swept
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [pytest.param(8, id="8"), pytest.param(20, id="20", marks=SLOW)])
 def test_messages_that_wait_in_a_worker_for_too_long_run_once_each(
-    count: int, crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
+    crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
 ) -> None:
     """Two workers with one process each: all but two messages get too old in a worker's memory."""
     workers = [worker(CRASH, concurrency=1) for _ in range(2)]
     began = time.monotonic()
-    results = [crash.late.delay(f"k{number}", "all") for number in range(count)]
+    results = [crash.late.delay(f"k{number}", "all") for number in range(2 * COUNT)]
     wait_until_received(workers, results, 3)
     crash.open_gate("all")
     marks = [result.get(timeout=60) for result in results]
@@ -221,15 +194,3 @@ def test_a_countdown_longer_than_the_visibility_timeout_ends_in_one_run(
     wait_until_settled([process], ids(results))
     assert_bounded([process], results, time.monotonic() - began)
     assert_one_run_each(journal, results, marks)
-
-
-@swept
-@pytest.mark.slow
-def test_without_the_lock_messages_that_wait_for_too_long_run_several_times(
-    crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
-) -> None:
-    workers = [worker(CRASH, concurrency=1) for _ in range(2)]
-    results = [crash.unlocked.delay(f"k{number}", "all") for number in range(4)]
-    wait_until_received(workers, results, 2)
-    crash.open_gate("all")
-    journal.wait_for_starts(5)

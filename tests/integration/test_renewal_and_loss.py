@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
 
 import pytest
 import redis
 
 from celery_singleton_lock import LeaseLost, hold, is_skipped
-from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.lease import Kind, Lease, LossReason, Record, Token
+from celery_singleton_lock.core.lease import Lease
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import RedisBroker, reported, wait_until
 from tests.harness.journal import Journal, Run, events
@@ -46,15 +43,6 @@ def keys(loss: ModuleType) -> Keys:
     return Keys(loss.app)
 
 
-def send_duplicates(journal: Journal, task: Any, key: str, every: float) -> list[Any]:
-    """Call ``task`` again and again until the first body ends."""
-    results = []
-    while not journal.runs(key)[0].finished:
-        results.append(task.delay(key, "sleep", 0.1))
-        time.sleep(every)  # the pace of the calls; nothing waits for it
-    return results
-
-
 def wait_for_heartbeat(keys: Keys, key: str) -> None:
     """Wait until ``key`` is renewed."""
     ttl = keys.record(key).ttl
@@ -81,20 +69,6 @@ def replaced(loss: ModuleType, keys: Keys, key: str) -> Iterator[Lease]:
         # The run that lost it has not touched what is ours now.
         assert not lease.lost
         assert keys.record(lease.key).token == str(lease.token)
-
-
-def lease_of(record: Record) -> Lease:
-    """What a process would renew that does not know yet what became of its key."""
-    clock = SystemClock()
-    return Lease(
-        key=record.key,
-        token=Token.parse(record.token),
-        ttl=1.0,
-        holder=record.holder,
-        valid_until=clock.now() + 1,
-        acquired_at=clock.now(),
-        clock=clock,
-    )
 
 
 def wait_for_run(journal: Journal, key: str, count: int = 1) -> Run:
@@ -128,20 +102,6 @@ def test_duplicates_every_fifth_of_a_second_never_overlap_a_body_longer_than_its
     assert not first.get(timeout=30)["lost"]
     [run] = journal.runs("k")
     assert run.end - run.begin >= seconds
-
-
-@pytest.mark.slow
-def test_without_renewal_the_same_duplicates_overlap(
-    worker: StartWorker, load_app: LoadApp, environment: dict[str, str], journal: Journal
-) -> None:
-    environment["TTL"] = "1"
-    loss = load_app(LOSS)
-    worker(LOSS)
-    first = loss.unrenewed.delay("k", "sleep", 4)
-    journal.wait_for_starts(key="k")
-    send_duplicates(journal, loss.unrenewed, "k", every=0.2)
-    assert first.get(timeout=30)["lost"]
-    assert journal.overlaps()
 
 
 @pytest.mark.parametrize("outage", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
@@ -264,21 +224,6 @@ def test_a_replaced_lease_ends_the_event_loop_of_its_body_with_all_its_tasks(
 
 
 @pytest.mark.slow
-def test_a_task_that_says_continue_only_sees_that_its_lease_is_lost(
-    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
-) -> None:
-    worker(LOSS)
-    result = loss.deaf.delay("k", "wait_for_loss", 20)
-    journal.wait_for_starts(key="k")
-    with replaced(loss, keys, "k"):
-        at = time.monotonic()
-        assert result.get(timeout=30)["lost"]
-    run = wait_for_run(journal, "k")
-    assert run.error is None
-    assert run.end - at < HEARTBEAT + SLACK
-
-
-@pytest.mark.slow
 def test_an_autoretry_that_names_the_loss_is_honoured(
     worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
 ) -> None:
@@ -384,42 +329,6 @@ def test_a_body_lost_to_its_own_duplicate_leaves_the_others_result_alone(
 
 
 @pytest.mark.slow
-def test_in_the_threads_pool_a_loop_is_ended_and_its_thread_lives_on(
-    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
-) -> None:
-    worker(LOSS, pool="threads", concurrency=2)
-    results = {way: loss.early.delay(way, way, 20) for way in ("loop", "swallow")}
-    journal.wait_for_starts(2)
-    for way, result in results.items():
-        with replaced(loss, keys, way):
-            at = time.monotonic()
-            run = wait_for_run(journal, way)
-            with pytest.raises(LeaseLost, match="replaced"):
-                result.get(timeout=30)
-        assert run.error == "LeaseInterrupt", way
-        assert run.end - at < HEARTBEAT + SLACK, way
-    # A key each: one is free again a moment after its result is there.
-    ends = [loss.early.delay(f"k{n}", "sleep", 0).get(timeout=30)["lost"] for n in range(8)]
-    assert ends == [False] * 8
-
-
-@pytest.mark.slow
-def test_in_the_solo_pool_a_body_is_ended_and_the_worker_lives_on(
-    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
-) -> None:
-    worker(LOSS, pool="solo")
-    result = loss.early.delay("k", "read", 20)
-    journal.wait_for_starts(key="k")
-    with replaced(loss, keys, "k"):
-        at = time.monotonic()
-        run = wait_for_run(journal, "k")
-        with pytest.raises(LeaseLost, match="replaced"):
-            result.get(timeout=30)
-    assert run.end - at < HEARTBEAT + SLACK
-    assert not loss.early.delay("k", "sleep", 0).get(timeout=30)["lost"]
-
-
-@pytest.mark.slow
 def test_in_the_gevent_pool_a_body_is_interrupted_where_it_waits_and_its_neighbour_is_not(
     worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
 ) -> None:
@@ -441,45 +350,6 @@ def test_in_the_gevent_pool_a_body_is_interrupted_where_it_waits_and_its_neighbo
 
 
 @pytest.mark.slow
-def test_a_renewal_that_comes_late_shortens_neither_a_cooling_key_nor_a_reservation(
-    worker: StartWorker, load_app: LoadApp, environment: dict[str, str], journal: Journal
-) -> None:
-    environment["TTL"] = "1"
-    loss = load_app(LOSS)
-    keys = Keys(loss.app)
-    process = worker(LOSS, pool="threads", concurrency=4)
-    # While this one runs, the process renews what it holds three times a second.
-    running = loss.early.delay("running", "sleep", 2)
-    journal.wait_for_starts(key="running")
-    cooling = [loss.cooling.delay(f"cooling{n}") for n in range(10)]
-    returning = [loss.returning.delay(f"returning{n}") for n in range(10)]
-    for result in cooling:
-        result.get(timeout=30)
-    wait_until(lambda: all(r.state == "RETRY" for r in returning), "all retries are stored")
-    assert not running.get(timeout=30)["lost"]
-    # A result, or the state RETRY, is stored a moment before its key is free, cools or is reserved.
-    wait_until(
-        lambda: (
-            Counter(record.kind for record in keys.held().values())
-            == {Kind.COOLING: 10, Kind.RESERVED: 10}
-        ),
-        "no lease is left",
-    )
-    age = time.monotonic() - journal.runs("running")[0].begin
-    for record in keys.held().values():
-        kind, longest = (Kind.COOLING, 30) if "cooling" in record.key else (Kind.RESERVED, 31)
-        assert record.kind is kind
-        assert longest - age - SLACK < record.ttl <= longest, record
-        # A renewal that was under way when the key changed.
-        late = lease_of(record)
-        assert keys.store.renew([late], timeout=1) == [LossReason.REPLACED]
-        assert keys.record(record.key).ttl > longest - age - SLACK - 1
-    assert is_skipped(loss.early.delay("cooling0", "sleep", 0).get(timeout=30))
-    assert is_skipped(loss.early.delay("returning0", "sleep", 0).get(timeout=30))
-    assert not reported([process], EventName.LEASE_LOST)
-
-
-@pytest.mark.slow
 def test_a_body_that_reaches_max_hold_is_ended_and_the_key_is_free(
     worker: StartWorker, load_app: LoadApp, environment: dict[str, str], journal: Journal
 ) -> None:
@@ -496,18 +366,3 @@ def test_a_body_that_reaches_max_hold_is_ended_and_the_key_is_free(
     assert 1.5 < first.end - first.begin < 1.5 + 1 + SLACK
     assert second.begin - first.begin < 1.5 + 1 + SLACK
     assert journal.overlaps() == []
-
-
-@pytest.mark.slow
-def test_a_hung_task_loses_its_key_at_max_hold(
-    worker: StartWorker, load_app: LoadApp, environment: dict[str, str], journal: Journal
-) -> None:
-    environment["TTL"] = "1"
-    loss = load_app(LOSS)
-    worker(LOSS)
-    loss.hung.delay("k", "until_notified", 60)
-    journal.wait_for_starts(key="k")
-    loss.competitor.delay("k").get(timeout=30)
-    hung, second = journal.runs("k")
-    assert not hung.finished
-    assert 1.5 < second.begin - hung.begin < 1.5 + 1 + SLACK

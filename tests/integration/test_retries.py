@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from celery_singleton_lock import hold, is_skipped
+from celery_singleton_lock import is_skipped
 from celery_singleton_lock.core.events import EventName
 from tests.harness.journal import runs
 from tests.harness.worker import CeleryWorker
@@ -47,24 +46,9 @@ def test_all_attempts_run_and_the_key_is_free_after_the_last(
     freed(stage, name)
 
 
-def test_the_fence_rises_with_each_attempt(stage: Stage, worker: CeleryWorker, name: str) -> None:
-    stage.app.flaky.delay(name, attempts=4).get(timeout=20)
-    fences = [start.fence for start in stage.starts(name)]
-    assert fences == sorted(set(fences))
-
-
 def test_autoretry_runs_all_attempts(stage: Stage, worker: CeleryWorker, name: str) -> None:
     assert stage.app.stubborn.delay(name, failures=2).get(timeout=20) == 2
     assert attempts(stage, name) == [0, 1, 2]
-    freed(stage, name)
-
-
-def test_autoretry_gives_up_after_the_users_max_retries(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    with pytest.raises(ValueError, match=name):
-        stage.app.stubborn.delay(name, failures=100).get(timeout=20)
-    assert attempts(stage, name) == [0, 1, 2, 3]
     freed(stage, name)
 
 
@@ -91,18 +75,6 @@ def test_duplicates_are_skipped_while_a_retry_is_due(
     freed(stage, name)
 
 
-def test_without_the_reservation_a_duplicate_runs_in_between(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    result = stage.app.generous.delay(name, countdown=1)
-    stage.journal.wait_for_ends(1, key=name)
-    freed(stage, name)
-    assert stage.app.work.delay(name).get(timeout=20) == name
-    assert result.get(timeout=20) == 1
-    tasks = [start.task_id == result.id for start in stage.starts(name)]
-    assert tasks == [True, False, True]
-
-
 def test_a_due_retry_that_meets_a_duplicate_runs_after_it_with_its_own_retry_count(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
@@ -118,24 +90,6 @@ def test_a_due_retry_that_meets_a_duplicate_runs_after_it_with_its_own_retry_cou
     assert attempts(stage, name) == [0, 0, 1]
     assert [run.error for run in runs(stage.journal.records(), key=name)] == ["Retry", None, None]
     assert overlaps_of(stage, name) == 0
-
-
-@pytest.mark.slow
-def test_twenty_of_twenty_due_retries_run_after_the_holders_they_meet(
-    stage: Stage, worker: CeleryWorker, name: str
-) -> None:
-    names = [f"{name}-{n}" for n in range(20)]
-    results = [stage.app.generous.delay(one, countdown=2) for one in names]
-    for one in names:
-        stage.journal.wait_for_ends(1, key=one)
-        freed(stage, one)
-    with ExitStack() as holders:
-        for one in names:
-            holders.enter_context(hold(one, scope=stage.app.NAMES, app=stage.app.app))
-        for one, result in zip(names, results, strict=True):
-            worker.wait_for_event(EventName.REQUEUED, task_id=result.id, sequence=1)
-            assert attempts(stage, one) == [0]
-    assert [result.get(timeout=60) for result in results] == [1] * 20
 
 
 def test_conflicts_before_the_first_attempt_leave_the_users_retries_alone(
@@ -167,16 +121,6 @@ def test_sixty_of_sixty_retries_without_countdown_run(
     requeue = worker.events(EventName.REQUEUED)
     early = [event for event in requeue if f":{name}-" in event.fields["key"]]
     assert early, "no retry came before its predecessor's end: no proof"
-
-
-def test_without_attempts_in_the_token_retries_are_lost(stage: Stage, name: str) -> None:
-    worker = stage.worker(concurrency=4, queues=["without"], env={"WITHOUT": "attempts"})
-    values = (
-        stage.app.flaky.apply_async((f"{name}-{n}",), queue="without").get(timeout=20)
-        for n in range(60)
-    )
-    assert any(map(is_skipped, values))
-    worker.kill_group()
 
 
 def test_a_retry_with_other_arguments_takes_the_key_of_those(

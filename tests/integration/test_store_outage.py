@@ -347,15 +347,6 @@ def lose_all_under_running_bodies(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("long_leases")
-def test_twenty_bodies_under_which_the_store_is_emptied_are_requeued_and_finish(
-    private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
-) -> None:
-    process = worker(LOSS, concurrency=20)
-    lose_all_under_running_bodies(private_redis, process, load_app, journal, 20)
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("one_for_all", "long_leases")
 def test_twenty_bodies_under_which_store_and_broker_are_emptied_are_requeued_and_finish(
     private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
@@ -384,22 +375,6 @@ def test_bodies_whose_store_and_broker_stay_away_are_ended_and_kept_until_both_a
     assert [fresh.AsyncResult(id).get(timeout=30)["lost"] for id in ids] == [False] * 5
     assert journal.overlaps() == []
     assert len(journal.runs()) == 10
-
-
-@pytest.mark.slow
-def test_without_the_interruption_the_emptied_store_lets_bodies_overlap(
-    private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
-) -> None:
-    loss = load_app(LOSS)
-    process = worker(LOSS)
-    first = loss.deaf.delay("k", "until_notified", 60)
-    journal.wait_for_starts(key="k")
-    private_redis.restart(keep_data=False)
-    loss.competitor.delay("k", "sleep", 0.2).get(timeout=30)
-    process.wait_for_event(EventName.LEASE_LOST, task_id=first.id)
-    journal.note("go on")
-    assert first.get(timeout=30)["lost"]
-    assert journal.overlaps()
 
 
 def test_the_leases_of_children_that_die_while_the_store_is_unresponsive_are_freed_when_it_answers(

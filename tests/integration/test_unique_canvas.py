@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 from celery import chain, chord, group
-from celery.exceptions import ChordError
 
 from celery_singleton_lock import is_skipped
-from celery_singleton_lock.publish import publication as publish_module
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.keys import EVERY_NAME
 from tests.harness.worker import CeleryWorker
@@ -78,15 +76,6 @@ def test_a_groups_duplicates_give_way_to_one_and_the_group_ends(
     assert len(ran(stage, name)) == 1
 
 
-def test_a_chord_with_duplicates_completes(stage: Stage, name: str) -> None:
-    members = [stage.app.once.si(name, gate=name) for _ in range(4)]
-    result = chord(members)(stage.app.collect.s())
-    wait_until(lambda: skipped_now(result.parent.results) == 3, "three are skipped")
-    stage.open(name)
-    assert sorted(values_of(result)) == sorted([name, *["skipped"] * 3])
-    assert len(ran(stage, name)) == 1
-
-
 def test_a_chord_whose_member_duplicates_a_long_call_outside_it_completes_at_once(
     stage: Stage, name: str
 ) -> None:
@@ -98,39 +87,6 @@ def test_a_chord_whose_member_duplicates_a_long_call_outside_it_completes_at_onc
     stage.open(name)
     assert outside.get(timeout=20) == name
     assert ran(stage, name) == [outside.id]
-
-
-def test_were_a_duplicate_not_published_its_chord_would_hang(
-    stage: Stage, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publish_module, "is_canvas", lambda options: False)
-    outside = occupy(stage, stage.app.once, name)
-    members = [stage.app.once.si(name), stage.app.once.si(f"{name}-free")]
-    result = chord(members)(stage.app.collect.s())
-    assert result.parent.results[1].get(timeout=20) == f"{name}-free"
-    stage.open(name)
-    assert outside.get(timeout=20) == name
-    # Whatever was sent before this has come before it.
-    assert stage.app.once.delay(f"{name}-sentinel").get(timeout=20)
-    assert not result.parent.results[0].ready()
-    assert not result.ready()
-
-
-def test_a_chords_body_that_is_a_duplicate_gives_way(stage: Stage, name: str) -> None:
-    outside = occupy(stage, stage.app.once, name)
-    body = stage.app.once.si(name)
-    result = chord([stage.app.once.si(f"{name}-{n}") for n in range(3)])(body)
-    assert is_skipped(result.get(timeout=20))
-    stage.open(name)
-    assert outside.get(timeout=20) == name
-
-
-def test_a_chords_body_equal_to_its_members_runs(stage: Stage, name: str) -> None:
-    for n in range(5):
-        one = f"{name}-{n}"
-        result = chord([stage.app.once.si(one)], stage.app.once.si(one)).apply_async()
-        assert result.get(timeout=20) == one
-        assert len(ran(stage, one)) == 2
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["middle", "last"])
@@ -145,22 +101,6 @@ def test_a_chains_link_that_is_a_duplicate_gives_way_and_the_chain_goes_on(
     stage.open(name)
     assert outside.get(timeout=20) == name
     assert ran(stage, name) == [outside.id]
-
-
-@pytest.mark.parametrize("task", ["once", "once_late", "soon", "soon_late"])
-def test_equal_links_of_a_chain_all_run_10_of_10(stage: Stage, name: str, task: str) -> None:
-    for n in range(10):
-        link = getattr(stage.app, task).si(f"{name}-{n}")
-        assert chain(link, link, link).apply_async().get(timeout=20) == f"{name}-{n}"
-        assert len(ran(stage, f"{name}-{n}")) == 3
-
-
-def test_the_first_link_of_a_chain_that_is_a_duplicate_gives_way(stage: Stage, name: str) -> None:
-    outside = occupy(stage, stage.app.once, name)
-    result = chain(stage.app.once.si(name), stage.app.flag.s()).apply_async()
-    assert result.parent.id != outside.id
-    assert result.get(timeout=20) == "skipped"
-    stage.open(name)
 
 
 @pytest.mark.parametrize("task", ["once", "soon"])
@@ -180,48 +120,7 @@ def test_a_duplicate_with_a_link_calls_it(stage: Stage, name: str, task: str) ->
     assert is_skipped(value) if task == "once" else value == name
 
 
-@pytest.mark.parametrize("task", ["once", "soon"])
-def test_a_duplicate_with_an_errback_runs_or_gives_way_and_nothing_is_called(
-    stage: Stage, name: str, task: str
-) -> None:
-    one = getattr(stage.app, task)
-    occupy(stage, one, name)
-    if task == "soon":
-        one.delay(name)
-    text = f"{name}-errback"
-    second = one.apply_async((name,), {"fail": True}, link_error=stage.app.note.si(text))
-    if task == "once":
-        assert is_skipped(second.get(timeout=20))
-    stage.open(name)
-    if task == "soon":
-        with pytest.raises(ArithmeticError):
-            second.get(timeout=20)
-        noted(stage, text)
-
-
-def test_a_link_equal_to_its_task_runs(stage: Stage, name: str) -> None:
-    for n in range(5):
-        one = f"{name}-{n}"
-        stage.app.once.apply_async((one,), link=stage.app.once.si(one))
-        stage.journal.wait_for_ends(2, key=one)
-
-
-def test_an_errback_equal_to_its_failing_task_runs(stage: Stage, name: str) -> None:
-    for n in range(5):
-        one = f"{name}-{n}"
-        stage.app.once.apply_async((one,), {"fail": True}, link_error=stage.app.once.si(one))
-        stage.journal.wait_for_ends(2, key=one)
-
-
 # until_start: every message that is published runs, one after the other.
-
-
-@pytest.mark.parametrize("task", ["soon", "soon_late"])
-def test_a_groups_duplicates_all_run_one_at_a_time(stage: Stage, name: str, task: str) -> None:
-    result = group(getattr(stage.app, task).si(name) for _ in range(4)).apply_async()
-    assert values_of(result) == [name] * 4
-    assert len(ran(stage, name)) == 4
-    assert not [pair for pair in stage.journal.overlaps() if pair[0].key == name]
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["running", "running and waiting"])
@@ -244,80 +143,7 @@ def test_a_chord_with_a_duplicate_of_calls_outside_it_runs_after_them(
     assert set(ids) == {outside.id, result.parent.results[0].id, result.id} | others
 
 
-def test_a_failing_member_fails_its_chord_and_leaves_no_claim(stage: Stage, name: str) -> None:
-    members = [stage.app.soon.si(name, fail=True), stage.app.soon.si(f"{name}-free")]
-    result = chord(members)(stage.app.collect.s())
-    with pytest.raises((ChordError, ArithmeticError)):
-        result.get(timeout=20)
-
-
 # Both.
-
-
-@pytest.mark.parametrize("task", ["once", "soon"])
-def test_nested_chords_with_duplicates_complete(stage: Stage, name: str, task: str) -> None:
-    one = getattr(stage.app, task)
-    inner = chord([one.si(name), one.si(name)], stage.app.collect.s())
-    outer = chord([inner, one.si(name), one.si(f"{name}-free")], stage.app.collect.s())
-    values = outer.apply_async().get(timeout=30)
-    assert len(values) == 3
-    assert len(values[0]) == 2
-    flat = ["skipped" if is_skipped(v) else v for v in [*values[0], *values[1:]]]
-    assert set(flat) <= {name, f"{name}-free", "skipped"}
-    if task == "soon":
-        assert "skipped" not in flat
-        assert len(ran(stage, name)) == 3
-    assert name in flat
-
-
-@pytest.mark.parametrize("task", ["once", "soon"])
-def test_a_chain_of_groups_with_duplicates_completes(stage: Stage, name: str, task: str) -> None:
-    one = getattr(stage.app, task)
-    flow = (
-        one.si(name)
-        | group(one.si(name), one.si(name))
-        | stage.app.collect.s()
-        | group(one.si(name), one.si(f"{name}-free"))
-        | stage.app.collect.s()
-    )
-    values = flow.apply_async().get(timeout=30)
-    assert values[1] == f"{name}-free"
-    assert values[0] == name, "nothing equal was left to give way to"
-
-
-@pytest.mark.parametrize("task", ["replaced"])
-def test_a_task_replaced_by_a_chain_of_equal_calls_runs_on(
-    stage: Stage, name: str, task: str
-) -> None:
-    for n in range(5):
-        one = f"{name}-{n}"
-        result = getattr(stage.app, task).delay(one, "chain")
-        assert result.get(timeout=20) == one
-        assert len(ran(stage, one)) == 3
-
-
-@pytest.mark.parametrize("task", ["flaky", "flaky_start"])
-def test_retried_members_and_links_complete(stage: Stage, name: str, task: str) -> None:
-    one = getattr(stage.app, task)
-    result = chord([one.si(f"{name}-{n}", attempts=3) for n in range(2)])(stage.app.collect.s())
-    assert result.get(timeout=20) == [2, 2]
-    assert chain(one.si(name), one.si(name)).apply_async().get(timeout=20) == 1
-    assert len(ran(stage, name)) == 4
-
-
-def test_a_single_call_with_its_own_word_is_swallowed(stage: Stage, name: str) -> None:
-    outside = occupy(stage, stage.app.once, name)
-    swallowed = stage.app.once.si(name).set(singleton={"on_duplicate": "skip"})
-    free = stage.app.once.si(f"{name}-free")
-    result = group(swallowed, free).apply_async()
-    assert result.results[1].get(timeout=20) == f"{name}-free"
-    direct = stage.app.once.apply_async(
-        (name,), link=stage.app.note.si(name), singleton={"on_duplicate": "return_existing"}
-    )
-    assert direct.id == outside.id
-    stage.open(name)
-    assert outside.get(timeout=20) == name
-    assert ran(stage, name) == [outside.id]
 
 
 def test_starmap_calls_the_task_as_a_function(stage: Stage, name: str) -> None:

@@ -176,19 +176,6 @@ def test_a_conflict_that_can_not_wait_raises(celery_app: Celery, on_conflict: An
     assert not is_skipped(work.delay("ann").get())
 
 
-def test_a_call_says_how_it_takes_a_conflict(celery_app: Celery) -> None:
-    work = task_of(celery_app, key="{name}")
-    with hold_lock(work, "ann"), pytest.raises(LockConflict):
-        work.apply_async(("ann",), singleton={"on_conflict": "raise"}).get()
-
-
-def test_a_conflict_may_revoke_an_eager_call(celery_app: Celery) -> None:
-    celery_app.conf.update(result_backend="cache+memory://")
-    work = task_of(celery_app, key="{name}", on_conflict="revoke", ignore_result=True)
-    with hold_lock(work, "ann"):
-        assert work.delay("ann").state in ("REVOKED", "IGNORED")
-
-
 def test_hold_and_an_eager_call_exclude_each_other_but_not_on_one_thread(
     celery_app: Celery,
 ) -> None:
@@ -226,41 +213,6 @@ def test_an_eager_retry_runs_all_attempts_under_the_key(celery_app: Celery) -> N
     assert retried.delay("ann").get() == 2
     assert seen == [(number, retried.lock_key("ann")) for number in range(3)]
     assert retried.delay("ann").get() == 2  # nothing is left of the reservations
-
-
-def test_an_eager_autoretry_runs_all_attempts_and_gives_up(celery_app: Celery) -> None:
-    seen = []
-
-    @singleton_task(
-        app=celery_app,
-        name="a",
-        shared=False,
-        bind=True,
-        autoretry_for=(ConnectionError,),
-        retry_backoff=True,
-        max_retries=2,
-    )
-    def shaky(self: Any, name: str) -> None:
-        seen.append(self.request.retries)
-        raise ConnectionError("still down")
-
-    with pytest.raises(ConnectionError, match="still down"):
-        shaky.delay("ann").get()
-    assert seen == [0, 1, 2]
-    seen.clear()
-    with pytest.raises(ConnectionError):
-        shaky.delay("ann").get()
-    assert seen == [0, 1, 2]
-
-
-def test_an_eager_failure_and_a_reject_release_the_key(celery_app: Celery) -> None:
-    @singleton_task(app=celery_app, name="f", shared=False, key="{name}")
-    def failing(name: str) -> None:
-        raise ZeroDivisionError(name)
-
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            failing.delay("ann").get()
 
 
 def test_eager_errors_propagate_where_the_app_says_so(celery_app: Celery) -> None:
@@ -518,17 +470,6 @@ def test_no_thread_renews_what_a_test_lets_expire(
     with hold_lock(task_of(celery_app, key="{name}", ttl=10), "ann"):
         singleton_store.clock.advance(9)
     assert started == []
-
-
-def test_a_held_lock_has_the_ttl_of_its_task(
-    celery_app: Celery, singleton_store: SingletonStore
-) -> None:
-    work = task_of(celery_app, key="{name}", ttl=10)
-    with hold_lock(work, "ann"):
-        singleton_store.clock.advance(9)
-        assert is_skipped(work.delay("ann"))
-        singleton_store.clock.advance(2)
-        assert not is_skipped(work.delay("ann"))
 
 
 def test_waiting_costs_no_time_of_the_test(

@@ -200,7 +200,6 @@ class Lives(RuleBasedStateMachine):
     """Calls of one task with one key: published, granted, requeued, retried, redelivered, ended."""
 
     unique: Unique
-    settles = True
 
     @initialize(acks_late=st.booleans(), limit=st.sampled_from([1, 2]))
     def begin(self, acks_late: bool, limit: int) -> None:
@@ -317,8 +316,7 @@ class Lives(RuleBasedStateMachine):
             retry_in=3.0 if end == "retry" else None,
             replaced=end == "replace",
         )
-        claim = change if self.settles else None
-        request = Release(keys=(lease.key,), token=lease.token, claim=claim)
+        request = Release(keys=(lease.key,), token=lease.token, claim=change)
         if end == "retry":
             following = message.token.next_attempt()
             request = replace(
@@ -372,25 +370,15 @@ class Lives(RuleBasedStateMachine):
             assert len(self.running()) <= self.limit
 
 
-def live(*, lives: int = 40, **attributes: Any) -> None:
-    machine: Callable[[], Lives] = type("Machine", (Lives,), attributes)
+@pytest.mark.parametrize("unique", Unique)
+def test_no_task_is_refused_for_its_own_claim_whatever_happens_to_it(unique: Unique) -> None:
+    machine: Callable[[], Lives] = type("Machine", (Lives,), {"unique": unique})
     # Which life fails is shown by its steps; making it shorter would take longer than finding it.
     options = settings(
-        max_examples=lives,
+        max_examples=40,
         stateful_step_count=25,
         deadline=None,
         database=None,
         phases=[RunPhase.generate],
     )
     run_state_machine_as_test(machine, settings=options)
-
-
-@pytest.mark.parametrize("unique", Unique)
-def test_no_task_is_refused_for_its_own_claim_whatever_happens_to_it(unique: Unique) -> None:
-    live(unique=unique)
-
-
-def test_where_a_release_leaves_the_claim_a_call_is_answered_with_an_ended_one() -> None:
-    with pytest.raises(AssertionError):
-        # It ends at the first failure; 40 lives have none in one of 25 runs.
-        live(lives=1000, unique=Unique.UNTIL_DONE, settles=False)

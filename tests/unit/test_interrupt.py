@@ -15,6 +15,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -118,32 +119,6 @@ def test_a_body_on_the_main_thread_is_ended_at_once(function: Callable[..., None
     assert time.monotonic() - before < LONG / 2
     assert body.fired
     thread.join()
-
-
-@pytest.mark.parametrize("function", [loop, swallow_exceptions])
-def test_a_body_on_another_thread_is_ended_between_two_instructions(
-    function: Callable[..., None],
-) -> None:
-    outcome: list[Any] = []
-    started = threading.Event()
-    bodies: list[Body] = []
-
-    def work() -> None:
-        body = Body()
-        bodies.append(body)
-        try:
-            outcome.append(body.run(lambda: function(started)))
-        except LeaseInterrupt as exc:
-            outcome.append(exc)
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    assert started.wait(LONG)
-    before = time.monotonic()
-    bodies[0].interrupt()
-    worker.join()
-    assert time.monotonic() - before < LONG / 2
-    assert [type(one) for one in outcome] == [LeaseInterrupt]
 
 
 def test_an_undisturbed_body_returns_and_raises_as_it_likes() -> None:
@@ -383,32 +358,6 @@ def fine_switching() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@pytest.mark.usefixtures("fine_switching")
-def test_nothing_strikes_after_the_body_on_the_main_thread() -> None:
-    ended, left = race(1000)
-    assert ended > 20
-    assert left > 20
-
-
-@pytest.mark.usefixtures("fine_switching")
-def test_nothing_strikes_after_the_body_on_another_thread() -> None:
-    outcome: list[Any] = []
-
-    def work() -> None:
-        try:
-            outcome.append(race(1000))
-        except BaseException as exc:
-            outcome.append(exc)
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    worker.join()
-    assert isinstance(outcome[0], tuple), outcome
-    ended, left = outcome[0]
-    assert ended > 20
-    assert left > 20
-
-
 # Event loops. Asyncio takes most exceptions for the end of the one task that raised them.
 
 #: The asyncio tasks of a body, beside its main one.
@@ -445,29 +394,49 @@ class Loop:
             await asyncio.wait([asyncio.create_task(self._work()) for _ in range(TASKS)])
 
 
+def on_thread(thread: str, function: Callable[[], Any]) -> Any:
+    """What the function returns, or its exception, on that thread."""
+    if thread == "main":
+        return function()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
 def interrupted_on(thread: str, function: Callable[[], Any], started: threading.Event) -> Any:
     """The exception, or the result, of a body on that thread which is interrupted once started."""
-    outcome: list[Any] = []
 
-    def run() -> None:
+    def run() -> Any:
         body = Body()
         interrupting = interrupted_once_started(body, started)
         try:
-            outcome.append(body.run(function))
+            return body.run(function)
         except BaseException as exc:
-            outcome.append(exc)
-        interrupting.join()
+            return exc
+        finally:
+            interrupting.join()
 
-    if thread == "main":
-        run()
-    else:
-        other = threading.Thread(target=run)
-        other.start()
-        other.join()
-    return outcome[0]
+    return on_thread(thread, run)
 
 
 ON_ANY_THREAD = pytest.mark.parametrize("thread", ["main", "other"])
+
+
+@pytest.mark.parametrize("function", [loop, swallow_exceptions])
+def test_a_body_on_another_thread_is_ended_between_two_instructions(
+    function: Callable[..., None],
+) -> None:
+    started, before = threading.Event(), time.monotonic()
+    outcome = interrupted_on("other", lambda: function(started), started)
+    assert type(outcome) is LeaseInterrupt
+    assert time.monotonic() - before < LONG / 2
+
+
+@ON_ANY_THREAD
+@pytest.mark.usefixtures("fine_switching")
+def test_nothing_strikes_after_the_body(thread: str) -> None:
+    ended, left = on_thread(thread, lambda: race(1000))
+    assert ended > 20
+    assert left > 20
 
 
 @ON_ANY_THREAD
@@ -543,28 +512,7 @@ def test_an_inner_body_is_ended_in_the_event_loop_of_an_outer_one_which_goes_on(
         await asyncio.sleep(0.01)
         return "went on"
 
-    outcome: list[Any] = []
-    run = lambda: outcome.append(Body().run(lambda: asyncio.run(main())))  # noqa: E731
-    if thread == "main":
-        run()
-    else:
-        other = threading.Thread(target=run)
-        other.start()
-        other.join()
-    assert outcome == ["went on"]
-
-
-@ON_ANY_THREAD
-def test_an_outer_body_is_ended_whose_event_loop_runs_an_inner_one(thread: str) -> None:
-    started = threading.Event()
-
-    async def main() -> None:
-        Body().run(lambda: loop(started))
-
-    before = time.monotonic()
-    outcome = interrupted_on(thread, lambda: asyncio.run(main()), started)
-    assert isinstance(outcome, LeaseInterrupt)
-    assert time.monotonic() - before < LONG / 2
+    assert on_thread(thread, lambda: Body().run(lambda: asyncio.run(main()))) == "went on"
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # those of asyncio.run()
@@ -791,16 +739,6 @@ print(*join(spawn(work)))
     assert green(code) == f"ended {TASKS} True\n"
 
 
-def test_a_body_in_the_main_greenlet_is_ended_too(green: Callable[[str], str]) -> None:
-    code = f"""
-body, started = Body(), []
-interrupt_natively(body, at=lambda: started)
-print(ended(body, lambda: started.append(1) or sleep({LONG})))
-print(ended(Body(), lambda: sleep(0.01) or "the next one goes on"))
-"""
-    assert green(code) == "ended\nthe next one goes on\n"
-
-
 def test_of_many_greenlets_those_that_lost_their_lease_are_ended(
     green: Callable[[str], str],
 ) -> None:
@@ -867,33 +805,6 @@ print(join(spawn(work)))
     assert green(code) == "cleaned up\nended\n"
 
 
-def test_in_a_greenlet_the_outer_body_is_ended_from_within_an_inner_one(
-    green: Callable[[str], str],
-) -> None:
-    code = f"""
-def work():
-    outer, inner, started = Body(), Body(), []
-    interrupt_natively(outer, at=lambda: started)
-    result = ended(outer, lambda: inner.run(lambda: started.append(1) or sleep({LONG})))
-    return result, outer.fired, inner.fired
-print(*join(spawn(work)))
-"""
-    assert green(code) == "ended True False\n"
-
-
-def test_a_greenlet_lost_before_its_first_instruction_does_not_run(
-    green: Callable[[str], str],
-) -> None:
-    code = """
-def work():
-    body = Body()
-    body.interrupt()
-    return ended(body, lambda: "it ran")
-print(join(spawn(work)))
-"""
-    assert green(code) == "ended\n"
-
-
 # An exception that is raised in a destructor or in a callback of a weak reference is lost.
 
 
@@ -927,23 +838,9 @@ def _end_after_a_destructor() -> None:
         thread.join()
 
 
-def test_a_body_whose_destructor_swallows_the_interrupt_is_interrupted_again() -> None:
-    _end_after_a_destructor()
-
-
-def test_a_body_on_another_thread_whose_destructor_swallows_the_interrupt_too() -> None:
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            _end_after_a_destructor()
-        except BaseException as exc:
-            failures.append(exc)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert not failures
+@ON_ANY_THREAD
+def test_a_body_whose_destructor_swallows_the_interrupt_is_interrupted_again(thread: str) -> None:
+    on_thread(thread, _end_after_a_destructor)
 
 
 def test_other_exceptions_that_are_lost_are_reported_as_before(
