@@ -91,7 +91,9 @@ def crash(
     return module
 
 
-@pytest.fixture(params=["early", pytest.param("late", marks=SLOW), "rejected"])
+@pytest.fixture(
+    params=[pytest.param("early", marks=SLOW), pytest.param("late", marks=SLOW), "rejected"]
+)
 def task(request: pytest.FixtureRequest, crash: ModuleType) -> Any:
     """Acknowledged before its body; after it; and that with ``reject_on_worker_lost``."""
     names = {"early": "first_early", "late": "late", "rejected": "first_late"}
