@@ -22,7 +22,7 @@ from .scheduler import LeaderMixin, like
 _HEADER = "singleton"
 
 
-class LeaderEntry(ModelEntry):
+class DjangoEntry(ModelEntry):
     """A row of PeriodicTask whose headers may contain ``{"singleton": {...}}``.
 
     Raises:
@@ -52,13 +52,13 @@ def _into_headers(singleton: Any = None, headers: Any = None, **options: Any) ->
     return {**options, "headers": headers}
 
 
-convert_row_options(LeaderEntry, _into_headers)
+convert_row_options(DjangoEntry, _into_headers)
 
 
 class LeaderDatabaseScheduler(LeaderMixin, DatabaseScheduler):
     """Rows are written only from time to time, so the stored last runs are authoritative."""
 
-    Entry = LeaderEntry
+    Entry = DjangoEntry
 
     def elected(self) -> None:
         """Read the rows without writing them: another beat may have written later last runs."""

@@ -21,7 +21,7 @@ from .scheduler import LeaderMixin, like
 logger = logging.getLogger("celery_singleton_lock")
 
 
-class LeaderEntry(RedBeatSchedulerEntry):
+class RedBeatEntry(RedBeatSchedulerEntry):
     """An entry in RedBeat's keys. One that can't be read never ticks, and is not deleted."""
 
     @classmethod
@@ -46,7 +46,7 @@ class LeaderEntry(RedBeatSchedulerEntry):
 class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
     """All beats share the entries in RedBeat's keys. The stored last runs are authoritative."""
 
-    Entry = LeaderEntry
+    Entry = RedBeatEntry
     _waits = False  # for RedBeat's lock, which was logged
     _failed = False  # whether RedBeat's server did not reply to the last request
 

@@ -45,7 +45,7 @@ _NO_RICH: Final = (
 _NUMBERS: Final = {"TTL", "AGE", "WAITING", "CALLS"}
 
 
-class _View(Protocol):
+class _Display(Protocol):
     @property
     def draw_progress(self) -> Callable[[str], None] | None:
         """Shows what the first search, which may be long, has done; see `commands.progress`."""
@@ -114,7 +114,7 @@ def _until_interrupted() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _view(store: str, as_json: bool) -> Iterator[_View]:
+def _view(store: str, as_json: bool) -> Iterator[_Display]:
     console = None if as_json or not sys.stdout.isatty() else _console()
     if console is None:
         yield _Lines(store, as_json)

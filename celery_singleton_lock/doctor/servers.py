@@ -138,7 +138,7 @@ def _fields_of(reply: Any) -> dict[str, str]:
 # --- Sentinel: visits -----------------------------------------------------------------------------
 
 
-class _Watch(NamedTuple):
+class _Master(NamedTuple):
     """The app's master in the view of the sentinels.
 
     Attributes:
@@ -156,7 +156,7 @@ class _Watch(NamedTuple):
     replicas: list[dict[str, str]] | None
 
 
-def _watch(context: Context) -> _Watch:
+def _watch(context: Context) -> _Master:
     connections = SentinelConnections(context.settings.url, context.settings.connection_options)
     context.stack.enter_context(closing(connections))
     name, master, replicas = connections.master_name, None, None
@@ -171,7 +171,7 @@ def _watch(context: Context) -> _Watch:
         with suppress(StoreError):  # SENTINEL REPLICAS may be denied
             reply = _command(sentinel.link, "SENTINEL", "REPLICAS", name)
             replicas = [_fields_of(fields) for fields in reply]
-    return _Watch(connections, asked, informed, master, replicas)
+    return _Master(connections, asked, informed, master, replicas)
 
 
 def visit_sentinel(context: Context) -> Iterator[Server]:
@@ -190,7 +190,7 @@ def visit_sentinel(context: Context) -> Iterator[Server]:
 # --- Cluster: visits ------------------------------------------------------------------------------
 
 
-class _View(NamedTuple):
+class _NodeView(NamedTuple):
     """The cluster in the view of one node.
 
     Attributes:
@@ -202,13 +202,13 @@ class _View(NamedTuple):
     shards: dict[Address, tuple[int, list[Address]]]
 
 
-def _view(context: Context) -> _View | None:
+def _view(context: Context) -> _NodeView | None:
     """The view of the first node that answers; None if no node does."""
     links: list[Connections] = []
     with suppress(StoreError):
         links = list(context.store.servers())
     for link in [*links, *(links[0].at(*seed) for seed in _seeds(context) if links)]:
-        view = _View(link, {})
+        view = _NodeView(link, {})
         with suppress(StoreError):
             for row in _command(link, "CLUSTER", "SLOTS"):
                 master, *replicas = Topology([row], _address(link)).nodes
@@ -233,7 +233,7 @@ def visit_cluster(context: Context) -> Iterator[Server]:
         yield _visit(context, view.link.at(*each), grants=each in view.shards)
 
 
-def _known(view: _View) -> Iterator[Address]:
+def _known(view: _NodeView) -> Iterator[Address]:
     """The nodes of CLUSTER NODES: CLUSTER SLOTS leaves out nodes that fail."""
     with suppress(StoreError):  # CLUSTER NODES may be denied
         for line in _command(view.link, "CLUSTER", "NODES").decode().splitlines():

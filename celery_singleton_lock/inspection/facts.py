@@ -63,14 +63,14 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class AttemptRecord:
     """The completion record of an attempt. ``requeues`` counts those of this attempt."""
 
     state: CompletionState
     requeues: int
 
     @classmethod
-    def parse(cls, text: str) -> Completion | None:
+    def parse(cls, text: str) -> AttemptRecord | None:
         """Read ``<state> <sequence> <nonce>``; None: something else wrote it."""
         state, sequence, *_ = [*text.split(" "), "", ""]
         if state not in [*CompletionState] or not sequence.isdigit():
@@ -143,7 +143,7 @@ class Facts:
     trusted: float = 1.0
     holders_result: Result | None = None
     others: Mapping[str, HeldKey] = field(default_factory=dict)
-    completions: tuple[Completion, ...] = ()
+    completions: tuple[AttemptRecord, ...] = ()
     released: OperatorRelease | None = None
     message: InWorker | None = None
     active: tuple[InWorker, ...] = ()
@@ -322,7 +322,7 @@ class _Stored:
 
     own: list[HeldKey] = field(default_factory=list)
     others: dict[str, HeldKey] = field(default_factory=dict)
-    completions: list[Completion] = field(default_factory=list)
+    completions: list[AttemptRecord] = field(default_factory=list)
     released: OperatorRelease | None = None
 
     @classmethod
@@ -334,7 +334,7 @@ class _Stored:
             name = without_prefix(key)
             if name.startswith("done|"):
                 owner = name.removeprefix("done|").partition("|")[0]
-                if Token.task_id_of(owner) == task_id and (completion := Completion.parse(text)):
+                if Token.task_id_of(owner) == task_id and (completion := AttemptRecord.parse(text)):
                     found.completions.append(completion)
             elif name.startswith("freed|"):
                 by = OperatorRelease.parse(text)

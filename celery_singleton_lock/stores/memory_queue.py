@@ -103,7 +103,7 @@ class _Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class _CallEnd:
     """The end of a call.
 
     Attributes:
@@ -145,7 +145,7 @@ class MemoryCallQueue(CallQueue):
         self._clock, self._guard, self._inspect, self._free = clock, guard, inspect, free
         self._change_claim = change_claim
         self._queues: dict[str, _Queue] = {}
-        self._ends: dict[tuple[str, str], _End] = {}
+        self._ends: dict[tuple[str, str], _CallEnd] = {}
 
     # --- for the store ---------------------------------------------------------------------------
 
@@ -420,7 +420,7 @@ class MemoryCallQueue(CallQueue):
         queue = self._queues.get(key)
         return queue.calls.get(call_id) if queue else None
 
-    def _end_of(self, key: str, call_id: str) -> _End | None:
+    def _end_of(self, key: str, call_id: str) -> _CallEnd | None:
         end = self._ends.get((key, call_id))
         return end if end and self._clock.now() < end.until else None
 
@@ -480,7 +480,7 @@ class MemoryCallQueue(CallQueue):
         first, task = None, hinted.call_id if hinted else ""
         if may_return_from is not None:
             first = (token.nesting, may_return_from)
-        self._ends[key, call.call_id] = _End(token.nonce, first, task, until)
+        self._ends[key, call.call_id] = _CallEnd(token.nonce, first, task, until)
         return hinted
 
     def _drop(self, key: str, call: _Call) -> None:

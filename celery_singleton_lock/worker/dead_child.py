@@ -123,7 +123,7 @@ def release_leases(request: Any, become: Kind | None, comes_back: bool = False) 
             has_claim, change = True, _claim_after(request, become, comes_back, note.claim)
         ttl = _DYING_SECONDS if become else 0.0
         call = Release(keys=note.keys, token=token, become=become, become_ttl=ttl, claim=change)
-        end = _End(
+        end = _LeaseEnd(
             request, runtime, memory, lease, token, f"pool process {request.worker_pid} {fate}"
         )
         ask(runtime, end.what, note.ttl, partial(_release, call=call, end=end), end.fail)
@@ -223,7 +223,7 @@ def is_alive(pid: int) -> bool:
 
 
 @dataclass(slots=True)
-class _End:
+class _LeaseEnd:
     """The end of the lease of a dead child, and its event: the child can emit none.
 
     The event is emitted once: with the reply, or when the release is given up.
@@ -280,7 +280,7 @@ class _End:
         )
 
 
-def _release(store: Store, *, call: Release, end: _End) -> None:
+def _release(store: Store, *, call: Release, end: _LeaseEnd) -> None:
     """Send ``call``. Send it again if an idle connection got no reply: it may have been dropped.
 
     The parent's connection is idle between the deaths of two children.

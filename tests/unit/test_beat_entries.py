@@ -20,7 +20,7 @@ from celery import Celery
 from celery_singleton_lock import PER_TASK, OnConflict, singleton_task
 from celery_singleton_lock.beat import entry as entries
 from celery_singleton_lock.beat.election import Election
-from celery_singleton_lock.beat.redbeat import LeaderEntry, LeaderRedBeatScheduler
+from celery_singleton_lock.beat.redbeat import LeaderRedBeatScheduler, RedBeatEntry
 from celery_singleton_lock.beat.scheduler import LeaderMixin, LeaderScheduler
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.message.header import HEADER
@@ -251,7 +251,7 @@ def test_a_clock_that_is_set_back_silences_no_entry_of_redbeat(
     set_clock(86_400)
     beat = LeaderRedBeatScheduler(app)
     sent(redis_client, beat, "known")
-    runs = LeaderEntry.load_meta("redbeat:good", app=app)["total_run_count"]
+    runs = RedBeatEntry.load_meta("redbeat:good", app=app)["total_run_count"]
     set_clock(0)
     if restarted:
         beat.close()
@@ -259,7 +259,7 @@ def test_a_clock_that_is_set_back_silences_no_entry_of_redbeat(
     redis_client.delete("celery")
     sent(redis_client, beat, "known")
     assert "the last run of 'good' is stored as" in caplog.text
-    meta = LeaderEntry.load_meta("redbeat:good", app=app)
+    meta = RedBeatEntry.load_meta("redbeat:good", app=app)
     assert meta["last_run_at"] <= datetime.now(UTC)
     assert meta["total_run_count"] > runs
     beat.close()

@@ -186,7 +186,7 @@ class EtcdLeases:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenKey:
     """A key as it was read: its entry, its revision (0: no key), and its etcd lease."""
 
     entry: Entry | None = None
@@ -206,7 +206,7 @@ class _Own:
 
     until: float
     lease_id: int
-    seen: Seen = Seen()
+    seen: SeenKey = SeenKey()
 
 
 class EtcdStore(ConsensusStore):
@@ -293,7 +293,7 @@ class EtcdStore(ConsensusStore):
         # assumption holds, the transaction that proves it also does the work, and no read is
         # needed.
         own = {key: self._own.written(key) for key in transition.keys}
-        view = {key: note.seen if note else Seen() for key, note in own.items()}
+        view = {key: note.seen if note else SeenKey() for key, note in own.items()}
         was_read = False
         while True:
             draft = _draft(view)
@@ -310,8 +310,8 @@ class EtcdStore(ConsensusStore):
                 )
 
     def _write(
-        self, view: Mapping[str, Seen], changes: Changes, deadline: float
-    ) -> tuple[int, dict[str, Seen]]:
+        self, view: Mapping[str, SeenKey], changes: Changes, deadline: float
+    ) -> tuple[int, dict[str, SeenKey]]:
         """Write ``changes`` if all keys are as in ``view``.
 
         Returns:
@@ -339,7 +339,7 @@ class EtcdStore(ConsensusStore):
         number = self._fence_base + revision
         for (key, _), own in notes.items():
             if entry := changes[key]:
-                own.seen = Seen(entry.numbered(number), revision, own.lease_id)
+                own.seen = SeenKey(entry.numbered(number), revision, own.lease_id)
         self._own.acknowledge(notes, {key: view[key].entry for key in changes})
         return number, {}
 
@@ -380,15 +380,15 @@ class EtcdStore(ConsensusStore):
 
     def _found(
         self, keys: Iterable[str], reply: Mapping[str, Any], deadline: float
-    ) -> dict[str, Seen]:
+    ) -> dict[str, SeenKey]:
         """The keys in the reply to :meth:`_ranges`."""
         ranges = (one["response_range"].get("kvs", []) for one in reply.get("responses", []))
         return {
-            key: self._seen(found[0], deadline) if found else Seen()
+            key: self._seen(found[0], deadline) if found else SeenKey()
             for key, found in zip(keys, ranges, strict=True)
         }
 
-    def _seen(self, kv: Mapping[str, Any], deadline: float) -> Seen:
+    def _seen(self, kv: Mapping[str, Any], deadline: float) -> SeenKey:
         revision, lease_id = int(kv["mod_revision"]), int(kv.get("lease", 0))
         # A key without an etcd lease was not written by this library.
         text = b64decode(kv.get("value", "")).decode(errors="replace") if lease_id else ""
@@ -396,7 +396,7 @@ class EtcdStore(ConsensusStore):
         if lease_id and not entry.renewed:
             ttl = max(0.0, self._leases.remaining(lease_id, deadline) - entry.ttl)
             entry = replace(entry, ttl=ttl)
-        return Seen(entry, revision, lease_id)
+        return SeenKey(entry, revision, lease_id)
 
     # --- the heartbeat ---------------------------------------------------------------------------
 
@@ -412,7 +412,7 @@ class EtcdStore(ConsensusStore):
         for lease, outcome in zip(leases, replies, strict=True):
             # The request that ended a lost lease has set its claim's ttl.
             for key, owner in names_of(lease) if outcome is RENEWED else names_of(lease)[:1]:
-                seen, change = view.get(key, Seen()), draft.changes.get(key)
+                seen, change = view.get(key, SeenKey()), draft.changes.get(key)
                 entry = seen.entry
                 if entry is None or entry.owner != owner:
                     continue
@@ -455,7 +455,7 @@ def _encoded(value: bytes) -> str:
     return b64encode(value).decode()
 
 
-def _draft(view: Mapping[str, Seen]) -> Draft:
+def _draft(view: Mapping[str, SeenKey]) -> Draft:
     return Draft({key: seen.entry for key, seen in view.items() if seen.entry})
 
 

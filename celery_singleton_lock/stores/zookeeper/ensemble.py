@@ -53,7 +53,7 @@ _INTERFERENCE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenNode:
     """A key as it was read.
 
     Attributes:
@@ -67,7 +67,7 @@ class Seen:
 
 #: The content of each key, and the versions of the buckets that were read. A key in a bucket
 #: without a version was not read, but is assumed to have no node.
-View = dict[str, Seen]
+View = dict[str, SeenNode]
 Versions = dict[str, int]
 
 
@@ -242,18 +242,18 @@ class Ensemble:
         """The node of ``key``, quoted: without slashes and characters that ZooKeeper refuses."""
         return f"{self._bucket(key)}/{quote(key, safe=':{}|,+*=~@')}"
 
-    def _seen(self, node: tuple[bytes, Any] | None, server_now: float | None) -> Seen:
+    def _seen(self, node: tuple[bytes, Any] | None, server_now: float | None) -> SeenNode:
         """The entry of a node. Without the server's time, no node counts as expired."""
         if node is None:
-            return Seen()
+            return SeenNode()
         data, stat = node
         entry = parse_entry(data.decode(errors="replace"), self._fence_base + stat.czxid)
         if not entry.renewed and server_now is not None:
             left = stat.ctime / 1000 + entry.ttl - server_now
             if left <= 0:
-                return Seen(None, exists=True)
+                return SeenNode(None, exists=True)
             entry = replace(entry, ttl=min(left, entry.ttl))
-        return Seen(entry, exists=True)
+        return SeenNode(entry, exists=True)
 
     def _note_time(self, stat: Any) -> None:
         """Note the timestamp of a write. It is older than now, so the estimate is early."""

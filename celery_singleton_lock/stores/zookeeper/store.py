@@ -59,7 +59,7 @@ from ...core.store import RENEWED, Acquire, Capabilities, Granted, Refused, Rene
 from ...errors import SettingsError, StoreError, StoreUnavailable
 from ..consensus import ConsensusStore, Name, OwnKeys
 from ..transitions import OPERATOR_TIMEOUT, Changes, Draft, Entry, Transition, renewal
-from .ensemble import Ensemble, Seen, Versions, View
+from .ensemble import Ensemble, SeenNode, Versions, View
 from .sessions import OPTIONS, Session
 
 Reply = TypeVar("Reply")
@@ -230,7 +230,7 @@ class ZooKeeperStore(ConsensusStore):
             if all(key in view and _is_lasting(view[key]) for key in keys):
                 return {key: view[key] for key in keys}, versions
         if transition.likely_free and transition.likely_free not in self._taken:
-            return {key: Seen() for key in keys}, {}
+            return {key: SeenNode() for key in keys}, {}
         return None
 
     def _read(self, transition: Transition[Reply], deadline: float) -> tuple[View, Versions]:
@@ -274,7 +274,7 @@ class ZooKeeperStore(ConsensusStore):
         changed = self._ensemble.buckets(changes)
         after = {**versions, **{b: s.version for b, s in zip(changed, stats, strict=True)}}
         written = {
-            key: Seen(entry.numbered(number) if entry else None, entry is not None)
+            key: SeenNode(entry.numbered(number) if entry else None, entry is not None)
             for key, entry in changes.items()
         }
         for own in notes.values():
@@ -348,7 +348,7 @@ class ZooKeeperStore(ConsensusStore):
         return len(names)
 
 
-def _is_lasting(seen: Seen) -> bool:
+def _is_lasting(seen: SeenNode) -> bool:
     """Whether the content of a key does not change with time."""
     return seen.entry is None or seen.entry.renewed
 
