@@ -9,13 +9,14 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from celery import Celery
 from celery.bin.base import CeleryCommand
 
 from .. import inspection
@@ -291,27 +292,8 @@ def cancel(
     if calls and not (yes or dry_run):
         question = f"Cancel {_these(len(calls), 'call')}?"
         _confirm(calls_table(calls), question, as_json, done="cancelled", does="cancels")
-    cancelled: dict[str, bool] = {}
-    # The last one first: the end of the call at the head publishes the call behind it.
-    for call in reversed(calls if not dry_run else []):
-        try:
-            cancelled[call.call_id] = inspection.cancel(app, call, reason=reason)
-        except SingletonLockError:
-            raise
-        except Exception as exc:
-            text = f"{call.task_id} never runs, but its result is not stored yet: {exc}"
-            raise click.ClickException(f"{text}. Cancel it again") from exc
-    if as_json:
-        rows = [
-            {**row_of_call(call), "cancelled": cancelled.get(call.call_id, False)} for call in calls
-        ]
-        click.echo(json.dumps(rows, indent=2))
-    elif dry_run and calls:
-        click.echo(f"{calls_table(calls)}\nnothing is cancelled: --dry-run")
-    for call in calls if not (as_json or dry_run) else ():
-        done = cancelled[call.call_id]
-        outcome = "cancelled" if done else "not cancelled, it runs or has left the queue:"
-        click.echo(f"{outcome} {shown(call.task_id)}", err=not done)
+    cancelled = {} if dry_run else _cancel_all(app, calls, reason)
+    _print_cancelled(calls, cancelled, as_json=as_json, dry_run=dry_run)
     missing = sorted(wanted - {call.task_id for call in calls}) if task_ids else []
     for name in missing:
         click.echo(f"no such call waits in a queue: {shown(name)}", err=True)
@@ -319,6 +301,38 @@ def cancel(
         click.echo("nothing waits", err=True)
     is_found = bool(calls) and not missing
     ctx.exit(0 if is_found and (dry_run or all(cancelled.values())) else 1)
+
+
+def _cancel_all(app: Celery, calls: Sequence[CallInQueue], reason: str) -> dict[str, bool]:
+    """Cancel calls; returns which were taken out of their queue, by the name of the call."""
+    cancelled: dict[str, bool] = {}
+    # The last one first: the end of the call at the head publishes the call behind it.
+    for call in reversed(calls):
+        try:
+            cancelled[call.call_id] = inspection.cancel(app, call, reason=reason)
+        except SingletonLockError:
+            raise
+        except Exception as exc:
+            text = f"{call.task_id} never runs, but its result is not stored yet: {exc}"
+            raise click.ClickException(f"{text}. Cancel it again") from exc
+    return cancelled
+
+
+def _print_cancelled(
+    calls: Sequence[CallInQueue], cancelled: Mapping[str, bool], *, as_json: bool, dry_run: bool
+) -> None:
+    if as_json:
+        rows = [
+            {**row_of_call(call), "cancelled": cancelled.get(call.call_id, False)} for call in calls
+        ]
+        click.echo(json.dumps(rows, indent=2))
+    elif dry_run and calls:
+        click.echo(f"{calls_table(calls)}\nnothing is cancelled: --dry-run")
+    elif not dry_run:
+        for call in calls:
+            done = cancelled[call.call_id]
+            outcome = "cancelled" if done else "not cancelled, it runs or has left the queue:"
+            click.echo(f"{outcome} {shown(call.task_id)}", err=not done)
 
 
 @click.command(cls=Command)

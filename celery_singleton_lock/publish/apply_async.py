@@ -100,56 +100,101 @@ def publish_call(
         return send(task_id, options)
     if policy.on_conflict.action is ConflictAction.CANCEL_RUNNING:
         header.setdefault("called_at", Runtime.of(app).clock.wall())  # see cancel_running.py
-    is_queue = policy.on_conflict.action is ConflictAction.QUEUE
-    if policy.unique is None and not is_queue:
+    if policy.unique is None and policy.on_conflict.action is not ConflictAction.QUEUE:
         return send(task_id, options)
-    # The configuration is read last, because that costs as much as all the steps above.
-    eager = bool(app.conf.task_always_eager)
-    runtime = Runtime.of(app, eager=eager)
-    key = _key_of(task, runtime, args or (), kwargs or {}, options)
+    result: AsyncResult[Any] = _publish_with_key(
+        _Call(task, args or (), kwargs or {}, options, task_id, policy, header, running, given),
+        send,
+        sending,
+    )
+    return result
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call whose key is needed before it is published: ``unique`` or ``on_conflict="queue"``."""
+
+    task: Any
+    args: Any
+    kwargs: Any
+    options: dict[str, Any]
+    task_id: str
+    policy: Policy
+    header: dict[str, Any]
+    running: Any
+    given: Mapping[str, Any] | None
+
+    @property
+    def is_next_attempt(self) -> bool:
+        """Whether the running task publishes its own next attempt."""
+        return self.running is not None and continues(self.running, self.task_id)
+
+    @property
+    def is_retry_of_lost_child(self) -> bool:
+        """Whether the worker parent retries the task of a lost child: that is no newer call."""
+        return bool(self.options.get("retries"))
+
+
+def _publish_with_key(call: _Call, send: Send, sending: _Sending | None) -> AsyncResult[Any]:
+    task, policy, options = call.task, call.policy, call.options
+    # The configuration is read last, because that costs as much as all steps before.
+    eager = bool(task.app.conf.task_always_eager)
+    runtime = Runtime.of(task.app, eager=eager)
+    key = _key_of(task, runtime, call.args, call.kwargs, options)
     if key is None:
-        return send(task_id, options)
-    is_next_attempt = running is not None and continues(running, task_id)
-    is_timed = options.get("countdown") or options.get("eta")
-    # The worker parent retries the task of a lost child, too.
-    is_started = is_next_attempt or bool(options.get("retries"))
+        return send(call.task_id, options)
+    is_next_attempt = call.is_next_attempt
     joins = False
-    if is_queue and not eager and (is_started or not is_timed):
-        attempt = running.request if is_next_attempt else None
-        named = None if is_next_attempt else header.get("queue")
-        queue = header["queue"] = named or queue_of(attempt, key)
-        header["broker"] = runtime.broker
-        joins = queue == key and not is_started
-        send = joining(task, runtime, queue, policy, send, attempt=attempt, is_started=is_started)
+    if policy.on_conflict.action is ConflictAction.QUEUE and not eager:
+        send, joins = _joining(call, runtime, key, send, is_next_attempt)
     if policy.unique is None:
-        return send(task_id, options)
+        return send(call.task_id, options)
     if is_next_attempt:
-        carry_claim(runtime, running.request, header, task.name, key, policy)
-        return send(task_id, options)
+        carry_claim(runtime, call.running.request, call.header, task.name, key, policy)
+        return send(call.task_id, options)
     publication = Publication(
         runtime=runtime,
         task=task.name,
-        task_id=task_id,
+        task_id=call.task_id,
         key=key,
         policy=policy,
-        header=header,
+        header=call.header,
         options=options,
         expires=options.get("expires", task.expires),
-        drops_in_canvas=given is not None and "on_duplicate" in given,
+        drops_in_canvas=call.given is not None and "on_duplicate" in call.given,
         joins=joins,
     )
     if eager:
         return publication.run(send)
-    if policy.on_duplicate is OnDuplicate.REPLACE and not options.get("retries"):
-        # (The worker parent retries the task of a lost child. That is no newer call.)
-        through_others = sending is not None
+    if policy.on_duplicate is OnDuplicate.REPLACE and not call.is_retry_of_lost_child:
         serializer = options.get("serializer") or task.serializer
-        args, kwargs = dump_models(task, args or (), kwargs or {}, serializer)
+        args, kwargs = dump_models(task, call.args, call.kwargs, serializer)
+        through_others = sending is not None
         _replace_arguments(publication, args, kwargs, serializer, through_others=through_others)
     result = publication.publish(send)
     if sending is not None and sending.is_published is False:
         publication.await_message()
     return result
+
+
+def _joining(
+    call: _Call, runtime: Runtime, key: str, send: Send, is_next_attempt: bool
+) -> tuple[Send, bool]:
+    """``send`` for a call of the queue of ``key``, and whether it takes a new place there.
+
+    A call with a countdown or an eta takes it when it is delivered.
+    """
+    is_started = is_next_attempt or call.is_retry_of_lost_child
+    if not is_started and (call.options.get("countdown") or call.options.get("eta")):
+        return send, False
+    attempt = call.running.request if is_next_attempt else None
+    named = None if is_next_attempt else call.header.get("queue")
+    queue = call.header["queue"] = named or queue_of(attempt, key)
+    call.header["broker"] = runtime.broker
+    joined = joining(
+        call.task, runtime, queue, call.policy, send, attempt=attempt, is_started=is_started
+    )
+    return joined, queue == key and not is_started
 
 
 def claim_and_send(
