@@ -18,18 +18,18 @@ if completion then
 end
 local queue = ARGV[10] and table.remove(KEYS)
 local claim = ARGV[6] and ARGV[6] ~= '-' and table.remove(KEYS)
-local task, nesting, retries, nonce -- parsed only when they are needed
+local id, nesting, retries, nonce -- parsed only when they are needed
 local function read_token() return string.match(ARGV[1], '^([^|]+)|(%d+)%.(%d+)|(.*)$') end
-if claim or queue then task, nesting, retries, nonce = read_token() end
+if claim or queue then id, nesting, retries, nonce = read_token() end
 local chosen, taken, own, mine
 for i = 3, #KEYS do
   local value = redis.call('GET', KEYS[i])
   if not value then chosen = chosen or KEYS[i] else
-    if not task then task, nesting, retries, nonce = read_token() end
+    if not id then id, nesting, retries, nonce = read_token() end
     taken = taken or {}
     taken[i] = value
     local kind, t, n, r, c = string.match(value, '^(%a) ([^| ]+)|(%d+)%.(%d+)|(%S*) ')
-    if t == task then
+    if t == id then
       local age = (n - nesting) * 2e9 + r - retries -- nesting and retries are below 1e9
       if age > 0 then own = {'later', KEYS[i], value}
       elseif kind == 'c' then own = nil -- min_hold applies to all
@@ -63,7 +63,7 @@ if not own and not chosen then
 end
 if claim and ARGV[8] == '1' and not refused and not mine then
   local value, claimant = read_claim(claim)
-  if claimant and claimant ~= task then refused = {'other', claim, value} end
+  if claimant and claimant ~= id then refused = {'other', claim, value} end
 end
 local others = ''
 if queue then
@@ -75,7 +75,7 @@ if queue then
   if not refused and queues.has_waiters(queue) then others = ' ' end
 end
 if refused then
-  if claim and ARGV[7] == '1' and refused[1] == 'other' then change_claim(claim, task, '') end
+  if claim and ARGV[7] == '1' and refused[1] == 'other' then change_claim(claim, id, '') end
   refused[4] = redis.call('PTTL', refused[2])
   return refused
 end
@@ -87,5 +87,5 @@ if #KEYS == 3 then -- write the counter first: an unused fence is better than a 
   redis.call('SET', KEYS[1], fence)
 end
 redis.call('SET', chosen, 'l ' .. ARGV[1] .. ' ' .. fence .. ' ' .. ARGV[4] .. others, 'PX', ARGV[2])
-if claim and ARGV[9] ~= '1' then change_claim(claim, task, ARGV[6], ARGV[2], ARGV[4]) end
+if claim and ARGV[9] ~= '1' then change_claim(claim, id, ARGV[6], ARGV[2], ARGV[4]) end
 return #KEYS == 3 and fence or {'granted', chosen}

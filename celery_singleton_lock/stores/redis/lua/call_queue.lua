@@ -1,30 +1,35 @@
 -- Prepended to the scripts that use the queue of the calls of a key; returns nothing by itself.
--- The queue is a sorted set (member: the task; score: the number of the call), beside a hash with two
--- fields for each call: '=<task>' is its state, '+<task>' its message. The due set of the shard has
--- each key whose queue is not empty, by the server time in ms of its next sweep.
--- A state: '<letter> <nesting>.<retries>.<sequence> <copies> <begins> <begun><repeated><late> <nonce>'. Letters:
--- w waits; h hinted, its message is in the broker; b begun; o overdue: begun, acknowledged early, and its lease
--- has ended; x leaves, it never begins again. The attempt and sequence are those of the stored message; copies counts how
--- often it was published, begins how often a body has begun by it. begun: a body has begun by any message of the call;
--- repeated: any message of the call was published twice. The nonce is that of the last begin of that attempt.
--- key: the lock. In ended, the completion record of a call, is '<nonce of its end> <first attempt that may still come,
--- or -> <task hinted then>'.
+-- key: the lock.
+-- queue: a sorted set. Member: the call id; score: the number of the call.
+-- calls: a hash with two fields for each call: '=<call id>' is its state, '+<call id>' its message.
+-- due: each key of the shard whose queue is not empty, by the server time in ms of its next sweep.
+-- A state is '<letter> <nesting>.<retries>.<sequence> <copies> <begins> <begun><repeated><late> <nonce>'.
+--   letter                      w waits; h hinted, its message is in the broker; b begun; o overdue: begun,
+--                               acknowledged early, and its lease has ended; x leaves, it never begins again
+--   nesting, retries, sequence  of the stored message
+--   copies, begins              how often that message was published, and a run has begun by it
+--   begun, repeated             1 if a run has begun by any message of the call, if any was published twice
+--   late, nonce                 1 if acknowledged late; the nonce of the last begin of that attempt
+-- ended, the completion record of a call: '<nonce> <first> <hinted>'.
+--   nonce   of the delivery that ended the call
+--   first   the first attempt that is still accepted, or '-'
+--   hinted  the call id that was hinted at that end
 local function call_queue(key, queue, calls, due)
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   local self = {}
-  function self.read(task)
+  function self.read(id)
     local letter, nesting, retries, sequence, copies, begins, begun, repeated, late, nonce = string.match(
-      redis.call('HGET', calls, '=' .. task) or '', '^(%a) (%d+)%.(%d+)%.(%d+) (%d+) (%d+) ([01])([01])([01]) (%S*)$')
+      redis.call('HGET', calls, '=' .. id) or '', '^(%a) (%d+)%.(%d+)%.(%d+) (%d+) (%d+) ([01])([01])([01]) (%S*)$')
     if not letter then return nil end
-    return {task = task, letter = letter, nesting = tonumber(nesting), retries = tonumber(retries),
+    return {id = id, letter = letter, nesting = tonumber(nesting), retries = tonumber(retries),
       sequence = tonumber(sequence), copies = tonumber(copies), begins = tonumber(begins), begun = begun, repeated = repeated, late = late,
       nonce = nonce}
   end
   function self.write(call)
     local text = string.format('%s %d.%d.%d %d %d %s%s%s %s', call.letter, call.nesting, call.retries, call.sequence,
       call.copies, call.begins, call.begun, call.repeated, call.late, call.nonce)
-    redis.call('HSET', calls, '=' .. call.task, text)
+    redis.call('HSET', calls, '=' .. call.id, text)
   end
   -- Above 0 if the stored message is newer than the given one, below 0 if it is older.
   function self.age(call, nesting, retries, sequence)
@@ -42,7 +47,7 @@ local function call_queue(key, queue, calls, due)
     return retries < tonumber(first_retries)
   end
   function self.head() return redis.call('ZRANGE', queue, 0, 0)[1] end
-  function self.message(task) return redis.call('HGET', calls, '+' .. task) end
+  function self.message(id) return redis.call('HGET', calls, '+' .. id) end
   function self.look_in(ms) redis.call('ZADD', due, string.format('%.0f', now + ms), key) end
   -- As look_in, but a sweep that comes earlier stays.
   function self.look_by(ms) redis.call('ZADD', due, 'LT', string.format('%.0f', now + ms), key) end
@@ -66,16 +71,16 @@ local function call_queue(key, queue, calls, due)
     local number = math.max(time[1] * 1000000 + time[2], (redis.call('GET', counter) or 0) + 1)
     number = string.format('%.0f', number)
     redis.call('SET', counter, number)
-    redis.call('ZADD', queue, number, call.task)
+    redis.call('ZADD', queue, number, call.id)
   end
   -- Take a call out. nonce: of its end; nil: the call has not ended. first: the first attempt that may still
   -- come, '-' if none may.
-  function self.take_out(task, ended, nonce, ttl, first)
-    local call = nonce and self.read(task)
+  function self.take_out(id, ended, nonce, ttl, first)
+    local call = nonce and self.read(id)
     -- Several copies of the message may arrive after the end, for as long as brokers keep messages.
     if call and call.repeated == '1' then ttl = string.format('%.0f', math.max(ttl, 604800000)) end
-    redis.call('ZREM', queue, task)
-    redis.call('HDEL', calls, '=' .. task, '+' .. task)
+    redis.call('ZREM', queue, id)
+    redis.call('HDEL', calls, '=' .. id, '+' .. id)
     if nonce then redis.call('SET', ended, nonce .. ' ' .. first .. ' ', 'PX', ttl) end
     if not self.head() then redis.call('ZREM', due, key) end
   end
@@ -83,10 +88,10 @@ local function call_queue(key, queue, calls, due)
   -- delay ms, for which the message is delayed. Returns the call; nil: none is to be published.
   -- The deadline of a hint is 60 s, and grows fourfold: a backlog of two hours makes five copies.
   function self.hint(is_own, delay)
-    local task = self.head()
-    if not task or (not is_own and self.is_held()) then return nil end
-    local call = self.read(task)
-    if not call or call.letter == 'x' or not self.message(task) then
+    local id = self.head()
+    if not id or (not is_own and self.is_held()) then return nil end
+    local call = self.read(id)
+    if not call or call.letter == 'x' or not self.message(id) then
       -- The client that has made a call leave stores its result, and then removes it.
       self.look_in(call and call.letter == 'x' and 60000 or 0)
       return nil
@@ -97,9 +102,9 @@ local function call_queue(key, queue, calls, due)
     self.look_in(60000 * 4 ^ math.min(call.copies - 1, 6) + (delay or 0))
     return call
   end
-  -- The reply for a hint: task, copies, begins, message.
+  -- The reply for a hint: call id, copies, begins, message.
   function self.reply(call)
-    return {call.task, call.copies, call.begins, self.message(call.task)}
+    return {call.id, call.copies, call.begins, self.message(call.id)}
   end
   return self
 end

@@ -1,6 +1,6 @@
 -- Change a claim without a lease in the same script.
 -- KEYS: claim [, the message's arguments: always deleted]
--- ARGV: task, phase ('' frees the claim), ttl in ms [, 'y': the caller holds the lease of the claim]
+-- ARGV: call id, phase ('' frees the claim), ttl in ms [, 'y': the caller holds the lease of the claim]
 -- Replies: 1 changed, 0 the claim is another task's, is gone, or its task is running
 local _, claimant, phase = read_claim(KEYS[1])
 local is_own = claimant == ARGV[1]

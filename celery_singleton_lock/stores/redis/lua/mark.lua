@@ -1,7 +1,7 @@
 -- Raise the completion record of one attempt; neither its state nor its sequence ever goes back.
 -- KEYS: completion record [, claim of the message [, its arguments: deleted]]
 -- ARGV: state ('-' waiting, 'f' finishing, 'd' done), sequence, nonce, ttl in ms;
---       with a claim: task, the claim's new phase ('' freed), the claim's ttl in ms
+--       with a claim: call id, the claim's new phase ('' freed), the claim's ttl in ms
 -- Reply: 1
 local state, sequence, nonce = string.match(redis.call('GET', KEYS[1]) or '', '^(%S) (%d+) (%S*)$')
 local rank = {['-'] = 1, f = 2, d = 3}

@@ -1,19 +1,19 @@
 -- Note a call as the newest of its key, unless a newer one is noted. For the newest call, delete a
 -- reservation for the retry of an older one; the retry finds the newer call when it runs.
 -- KEYS: the newest call, the lock, its wait queue, the list that its clients block on
--- ARGV: time of the call in seconds ('' now), its task, ttl in ms, token of the reservation ('' none)
--- Reply: '<time> <task>' of the newest call
+-- ARGV: time of the call in seconds ('' now), its call id, ttl in ms, token of the reservation ('' none)
+-- Reply: '<time> <call id>' of the newest call
 local now = redis.call('TIME')
 now = string.format('%d.%06d', now[1], now[2])
 -- A publisher whose clock is ahead must not cancel the calls that are made after this one.
 local at = ARGV[1] ~= '' and tonumber(ARGV[1]) <= tonumber(now) and ARGV[1] or now
 local noted = redis.call('GET', KEYS[1]) or ''
-local time, task = string.match(noted, '^(%S+) (%S+)$')
-if task ~= ARGV[2] then
+local time, id = string.match(noted, '^(%S+) (%S+)$')
+if id ~= ARGV[2] then
   -- A call in the future: the server's clock was set back. Then the order of arrival counts.
   if not time or tonumber(time) > tonumber(now) then time = -1 end
   local newer = time - at
-  if newer > 0 or (newer == 0 and task > ARGV[2]) then return noted end
+  if newer > 0 or (newer == 0 and id > ARGV[2]) then return noted end
   noted = at .. ' ' .. ARGV[2]
   -- An older call that waits is woken to find out that it does not run. It brings a handoff token that
   -- no reservation has. This call may count as waiting too.

@@ -13,17 +13,17 @@ local ended, counter, due, calls, queue =
 local asked, most, late, key = table.remove(ARGV), tonumber(table.remove(ARGV)), table.remove(ARGV), KEYS[3]
 -- A full server refuses a script whose first write needs memory; behind a removal it lets them pass.
 redis.call('ZREM', queue, '')
-local task, nesting, retries, nonce = string.match(ARGV[1], '^([^|]+)|(%d+)%.(%d+)|(.*)$')
+local id, nesting, retries, nonce = string.match(ARGV[1], '^([^|]+)|(%d+)%.(%d+)|(.*)$')
 nesting, retries = tonumber(nesting), tonumber(retries)
 local sequence = tonumber(ARGV[3])
 local q = call_queue(key, queue, calls, due)
 if q.has_ended(ended, nesting, retries) then return {'done'} end
-local call, head = q.read(task), q.head()
+local call, head = q.read(id), q.head()
 local age = call and q.age(call, nesting, retries, sequence)
 if call and (age > 0 or call.letter == 'x') then return {'superseded'} end
-local kept = call and age == 0 and q.message(task) and 'queued' or 'unqueued'
+local kept = call and age == 0 and q.message(id) and 'queued' or 'unqueued'
 -- A call keeps its place only with the message of its newest attempt: that joins before its body begins.
-if (head and head ~= task) or (call and age < 0) then
+if (head and head ~= id) or (call and age < 0) then
   local value = redis.call('GET', key)
   return value and {kept, key, value, redis.call('PTTL', key)} or {kept}
 end
@@ -41,7 +41,7 @@ local reply = acquire()
 if type(reply) ~= 'string' then
   local word = reply[1]
   if word == 'done' and call then -- a worker whose release does not know of the queue has ended it
-    q.take_out(task)
+    q.take_out(id)
     if q.head() then q.look_in(0) end
   elseif word ~= 'done' and word ~= 'superseded' and word ~= 'later' then
     if head then q.is_held() end
@@ -50,7 +50,7 @@ if type(reply) ~= 'string' then
   return reply
 end
 if not call then
-  call = {task = task, copies = 1, begins = 0, repeated = '0', nonce = ''}
+  call = {id = id, copies = 1, begins = 0, repeated = '0', nonce = ''}
   q.add(call, counter)
 end
 if call.nonce ~= nonce and not was_granted then call.begins = call.begins + 1 end

@@ -1,15 +1,15 @@
 -- Calls in the queue of a key, in order.
 -- KEYS: lock, queue, its calls, due set
 -- ARGV: the positions of the first and of the last call, '1' if their messages are wanted
--- Reply: for each call {task, copies, begins, message, number, letter}
+-- Reply: for each call {call id, copies, begins, message, number, letter}
 local key, queue, calls, due = unpack(KEYS)
 local q = call_queue(key, queue, calls, due)
 local found, reply = redis.call('ZRANGE', queue, ARGV[1], ARGV[2], 'WITHSCORES'), {}
 for i = 1, #found, 2 do
   local call = q.read(found[i])
   if call then
-    local row = {call.task, call.copies, call.begins, ''}
-    if ARGV[3] == '1' then row[4] = q.message(call.task) or '' end
+    local row = {call.id, call.copies, call.begins, ''}
+    if ARGV[3] == '1' then row[4] = q.message(call.id) or '' end
     row[5], row[6] = found[i + 1], call.letter
     reply[#reply + 1] = row
   end

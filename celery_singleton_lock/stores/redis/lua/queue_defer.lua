@@ -1,6 +1,6 @@
 -- Sweep the queue of a key after a while, if calls are in it; earlier if its first call leaves and is due.
 -- KEYS: lock, queue, its calls, due set
--- ARGV: ms, the task whose hint was not published ('' none), '1' if the broker may have it nevertheless
+-- ARGV: ms, the call id whose hint was not published ('' none), '1' if the broker may have it nevertheless
 -- Reply: 1
 local key, queue, calls, due = unpack(KEYS)
 redis.call('ZREM', queue, '') -- see queue_acquire.lua

@@ -1,41 +1,41 @@
 -- Join the queue of a key. A call that is there keeps its number, and gets the message if that is newer.
 -- KEYS: lock, queue, its calls, due set, last number, the call's ended completion record [, its claim]
--- ARGV: task, nesting, retries, sequence, '1' if acknowledged late, message, the most calls that may wait
+-- ARGV: call id, nesting, retries, sequence, '1' if acknowledged late, message, the most calls that may wait
 --       [, ttl of its claim in ms, if it was not there before]
 -- Replies: {'ended'}; {'full', depth}; {'waiting'} or {'hinted'}: the second is to be published. For a call
 --          that was not there before, the number of calls is behind the word
 local key, queue, calls, due, counter, ended = unpack(KEYS)
-local task, nesting, retries, sequence = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local id, nesting, retries, sequence = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local q = call_queue(key, queue, calls, due)
 -- A full server refuses new calls, but not the next message of one that has a place: see queue_acquire.lua.
-if redis.call('HGET', calls, '=' .. task) then redis.call('ZREM', queue, '') end
+if redis.call('HGET', calls, '=' .. id) then redis.call('ZREM', queue, '') end
 if q.has_ended(ended, nesting, retries) then return {'ended'} end
-local call, depth = q.read(task), nil
+local call, depth = q.read(id), nil
 if call and call.letter == 'x' then return {'waiting'} end
 if not call then
   depth = redis.call('ZCARD', queue)
   if depth >= tonumber(ARGV[7]) then return {'full', depth} end
-  call = {task = task, letter = 'w', nesting = nesting, retries = retries, sequence = sequence, copies = 0,
+  call = {id = id, letter = 'w', nesting = nesting, retries = retries, sequence = sequence, copies = 0,
     begins = 0, begun = '0', repeated = '0', late = ARGV[5], nonce = ''}
-  redis.call('HSET', calls, '+' .. task, ARGV[6])
+  redis.call('HSET', calls, '+' .. id, ARGV[6])
   q.write(call)
   q.add(call, counter)
   if KEYS[7] then
     local _, claimant, phase = read_claim(KEYS[7])
-    if claimant == task and phase ~= 'running' then redis.call('PEXPIRE', KEYS[7], ARGV[8]) end
+    if claimant == id and phase ~= 'running' then redis.call('PEXPIRE', KEYS[7], ARGV[8]) end
   end
   depth = depth + 1
   if depth > 1 then return {'waiting', depth} end
 else
   local age = q.age(call, nesting, retries, sequence)
-  if age > 0 or (age == 0 and q.message(task)) then return {call.letter == 'h' and 'hinted' or 'waiting'} end
-  redis.call('HSET', calls, '+' .. task, ARGV[6])
+  if age > 0 or (age == 0 and q.message(id)) then return {call.letter == 'h' and 'hinted' or 'waiting'} end
+  redis.call('HSET', calls, '+' .. id, ARGV[6])
   if age < 0 then -- the body that published it ends, or its lease is lost
     call.letter, call.copies, call.begins, call.nonce = 'w', 0, 0, ''
     call.nesting, call.retries, call.sequence = nesting, retries, sequence
   end
   q.write(call)
-  if age == 0 or q.head() ~= task then return {'waiting'} end
+  if age == 0 or q.head() ~= id then return {'waiting'} end
 end
-local is_own = string.sub(redis.call('GET', key) or '', 1, #task + 3) == 'r ' .. task .. '|'
+local is_own = string.sub(redis.call('GET', key) or '', 1, #id + 3) == 'r ' .. id .. '|'
 return {q.hint(is_own) and 'hinted' or 'waiting', depth}

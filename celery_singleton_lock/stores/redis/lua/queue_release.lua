@@ -7,12 +7,12 @@
 --        cools down, of the call to publish next
 local ended, due, calls, queue = table.remove(KEYS), table.remove(KEYS), table.remove(KEYS), table.remove(KEYS)
 local first, begun, wait, ttl = table.remove(ARGV), table.remove(ARGV), table.remove(ARGV), table.remove(ARGV)
-local task, nesting, retries = string.match(ARGV[1], '^([^|]+)|(%d+)%.(%d+)')
+local id, nesting, retries = string.match(ARGV[1], '^([^|]+)|(%d+)%.(%d+)')
 local nonce, key = ARGV[2], KEYS[4]
 redis.call('ZREM', queue, '') -- see queue_acquire.lua
 local by, hinted = string.match(redis.call('GET', ended) or '', '^(%S+) %S+ (%S*)$')
 local q = call_queue(key, queue, calls, due)
-local call = q.read(task)
+local call = q.read(id)
 local reply = release()
 local cools = ARGV[5] == 'c' and math.max(redis.call('PTTL', key), 0) or 0
 local function to_publish(next)
@@ -53,9 +53,9 @@ if ttl == '' then
   end
   return {reply}
 end
-q.take_out(task, ended, nonce, ttl, first)
+q.take_out(id, ended, nonce, ttl, first)
 -- A worker keeps a delayed message in its memory; after a long time a sweep comes soon enough.
 local next = q.hint(cools > 0 and cools <= 60000, cools)
 if not next then return {reply} end
-redis.call('SET', ended, nonce .. ' ' .. first .. ' ' .. next.task, 'KEEPTTL')
+redis.call('SET', ended, nonce .. ' ' .. first .. ' ' .. next.id, 'KEEPTTL')
 return to_publish(next)

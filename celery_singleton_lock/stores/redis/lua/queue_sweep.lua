@@ -8,13 +8,13 @@ local q = call_queue(key, queue, calls, due)
 -- Workers sweep at the same time, and find the same keys due. One of them publishes the call.
 if not q.is_due() then return {} end
 while true do
-  local task = q.head()
-  if not task then
+  local id = q.head()
+  if not id then
     redis.call('ZREM', due, key)
     return {}
   end
   if q.is_held() then return {} end
-  local call = q.read(task)
+  local call = q.read(id)
   if call and call.letter == 'b' and call.late == '0' then
     -- A client that lives, but got no reply to its acquire, may still say that no body has begun.
     call.letter = 'o'
@@ -30,8 +30,8 @@ while true do
     local reply = q.reply(call)
     return {'lost', reply[1], reply[2], reply[3], reply[4] or ''}
   end
-  if call and q.message(task) then return {'hinted', unpack(q.reply(q.hint()))} end
+  if call and q.message(id) then return {'hinted', unpack(q.reply(q.hint()))} end
   -- The store has no message of this call: it joined by running, and its worker died. The broker still
   -- has the message, which is acknowledged late; it joins again when it is delivered.
-  q.take_out(task)
+  q.take_out(id)
 end

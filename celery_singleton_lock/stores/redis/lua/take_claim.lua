@@ -1,6 +1,6 @@
 -- Claim a key for a message that is about to be published, or return the claim that prevents it.
 -- KEYS: claim [, arguments of the message, if later calls may replace them]
--- ARGV: task, ttl in ms, holder as JSON, task whose stale claim is taken over ('' none) [, '1': the
+-- ARGV: call id, ttl in ms, holder as JSON, task whose stale claim is taken over ('' none) [, '1': the
 --       message's own claim keeps its ttl, ms until the message is due]
 -- Replies: {} claimed; {value, ttl left in ms} of the other message's claim
 local value = redis.call('GET', KEYS[1])
