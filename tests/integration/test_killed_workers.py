@@ -221,7 +221,7 @@ def test_a_job_runs_again_after_the_death_of_its_worker_if_it_is_acknowledged_la
     if not task.acks_late:
         broker.wait_until_empty()
         assert redis_client.pttl(key) > 0
-        assert explained(crash.app, result, Fate.RUNNING), "until its ttl is over"
+        assert explained(crash.app, result, Fate.LEFT), "its lease still holds the key"
         assert result.state == states.PENDING
         return
     again = worker(CRASH, concurrency=1)
