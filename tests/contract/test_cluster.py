@@ -642,7 +642,7 @@ def test_a_message_whose_claim_is_in_another_shard_starts_when_it_is_due(
     assert reply.relation is Relation.NOT_DUE
     assert 59 < reply.due_in <= 60
     newest = ReplaceArguments(
-        claim=claim, task=token.call_id, key=arguments, arguments=b"newest", ttl=600
+        claim=claim, call_id=token.call_id, key=arguments, arguments=b"newest", ttl=600
     )
     assert store.replace_arguments(newest, timeout=TIMEOUT) is Replaced.YES
     granted = acquire(store, key, token, running)

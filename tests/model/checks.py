@@ -60,7 +60,7 @@ _KEPT = "done["
 _FOREVER = "acceptance cycle"
 _IN_ORDER = "began[1]"
 # The same of the queue of a key, with the numbers of its guarantees.
-_ALONE = "at==2)||"  # 1
+_ALONE = "at==2)&&"  # 1
 _AFTER = "called_after["  # 2
 _NOT_LOST = "returned["  # 3
 _BEGUN_ONCE = "!(once["  # 4
