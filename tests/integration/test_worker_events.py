@@ -258,24 +258,6 @@ def test_an_idle_worker_s_last_release_is_counted_long_before_the_next_renewal(
         assert counted(listener) == {EventName.ACQUIRED: 1, EventName.RELEASED: 1}
 
 
-def test_monitors_of_earlier_versions_get_an_event_for_each_that_is_counted(
-    worker: StartWorker, load_app: LoadApp
-) -> None:
-    tasks = load_app(APP)
-    with listening(tasks.app, worker, APP, concurrency=1) as (listener, _):
-        tasks.holds.delay("k", 20).get(timeout=30)
-        tasks.body.delay("k").get(timeout=30)
-        wait_until(lambda: counted(listener)[EventName.RELEASED] >= 22, "all events arrive")
-        for name in (EventName.ACQUIRED, EventName.RELEASED):
-            copies = listener.of(name)
-            assert Counter(copy["name"] for copy in copies) == {
-                "": 20,
-                f"{APP}.holds": 1,
-                f"{APP}.body": 1,
-            }
-            assert len({copy["timestamp"] for copy in copies}) == 22
-
-
 def test_remote_control_switches_the_events_on_and_off(
     worker: StartWorker, load_app: LoadApp
 ) -> None:
