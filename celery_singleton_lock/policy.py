@@ -369,7 +369,7 @@ _SKIP: Final = OnConflict(action=ConflictAction.SKIP)
 _UNIQUE_FOR: Final = 3600.0
 # With debounce, each of these calls would be a lost edit. So the claim ends after this number of
 # periods, but not before a minute: while the message waits for a free worker or for the run before
-# it, a second message would be published beside it.
+# it, a second message would be published next to it.
 _DEBOUNCE_PERIODS: Final = 10
 _MIN_UNIQUE_FOR: Final = 60.0
 

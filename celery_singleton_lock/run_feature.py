@@ -74,7 +74,7 @@ class Feature:
     """What an option adds to a run.
 
     Each method is called at one point of the run. By default it adds nothing. A method that raises
-    `celery.exceptions.Ignore` has ended the delivery: it has put the message back, or stored a
+    `celery.exceptions.Ignore` has ended the delivery: it has requeued the message, or stored a
     result.
 
     Attributes:

@@ -63,7 +63,7 @@ _DEFAULT_COMPLETION_TTL: Final = 3600.0
 # Seconds. A duplicate delivery of a running task is requeued for up to 30 s, and then waits in its
 # queue.
 _MIN_COMPLETION_TTL: Final = 60.0
-# The settings beside a URL that Celery reads: its TLS options and its transport options.
+# The settings next to a URL that Celery reads: its TLS options and its transport options.
 _BESIDE: Final = {
     "result_backend": ("redis_backend_use_ssl", "result_backend_transport_options"),
     "broker_url": ("broker_use_ssl", "broker_transport_options"),
@@ -358,7 +358,7 @@ def _login_options(conf: Any, url: str, source: str) -> dict[str, Any]:
 
 
 def _sentinel_options(conf: Any, url: str, source: str) -> dict[str, Any]:
-    """The master's name and the sentinels' login, from the transport options beside the URL."""
+    """The master's name and the sentinels' login, from the transport options next to the URL."""
     if not is_sentinel_url(url):
         return {}
     # singleton_lock_url may name the same sentinels without these options.

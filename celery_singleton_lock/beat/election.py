@@ -3,7 +3,7 @@
 Overview
     Candidates acquire one lease on the leader's key. The holder leads: it renews the lease and
     authorizes each tick, entry by entry, before it sends it. The others stand by and try again
-    every ``poll`` seconds. The last run of each entry is stored beside the lease.
+    every ``poll`` seconds. The last run of each entry is stored next to the lease.
 
 Guarantees
     At most one process is authorized to send an entry's tick. Before each send, one script compares

@@ -14,7 +14,7 @@ def backoff(delay: float, max_delay: float, tries: int) -> float:
     This is "equal jitter": clients that contended once don't contend again at the same time, and no
     client returns at once (M. Brooker, "Exponential Backoff And Jitter", 2015).
 
-    It delays requeues (`message.requeue.Pace`), tries during an outage, and the polls of a client
+    It delays requeues (`message.copy.Pace`), tries during an outage, and the polls of a client
     that waits for another holder.
     """
     top: float = min(max_delay, delay * 2 ** min(tries, _MAX_DOUBLINGS))

@@ -92,7 +92,7 @@ class Keyspace:
     """The names in the store: ``<global prefix>csl:{<prefix>:<shard>}:<scope>:<suffix>``.
 
     The braces are a Redis Cluster hash tag: a lease, its fence counter, completion record, claim
-    and wait queue are on one node, so one script may access all of them. The names beside a lease
+    and wait queue are on one node, so one script may access all of them. The names next to a lease
     contain a '|' before their first ':'. A quoted scope contains none, so no scope can produce such
     a name.
 
@@ -206,8 +206,7 @@ class Keyspace:
 
     @staticmethod
     def ended(key: str, call_id: str) -> str:
-        """The completion record of a call (``Token.call_id``) that has ended in the queue of
-        ``key``.
+        """The completion record of a call (``Token.call_id``) of the queue of ``key``.
 
         Its next attempt may be in the queue of another key.
         """
@@ -222,14 +221,14 @@ class Keyspace:
 
     @staticmethod
     def beside_acquire(key: str, attempt: str) -> list[str]:
-        """The keys beside ``key`` that an acquire accesses: fence counter, completion record."""
+        """The keys next to ``key`` that an acquire accesses: fence counter, completion record."""
         # One method for all keys, here and below: one call per key would cost half as much again.
         shard = key[: key.index("}") + 1]
         return [f"{shard}:fence", f"{shard}:done|{attempt}"]
 
     @staticmethod
     def beside_release(key: str, attempt: str) -> list[str]:
-        """The keys that a release accesses beside ``key``: completion, wait queue, handoffs."""
+        """The keys that a release accesses next to ``key``: completion, wait queue, handoffs."""
         shard, _, name = key.partition("}:")
         wait_queue = f"{shard}}}:line|{name.partition('#')[0]}"
         return [f"{shard}}}:done|{attempt}", wait_queue, f"{wait_queue}!"]

@@ -67,7 +67,7 @@ from .store import (
 )
 
 # Seconds after an acquire within which a release may be asynchronous. A connection that was idle
-# for longer may be broken, and beside a longer body a round trip does not matter.
+# for longer may be broken, and next to a longer body a round trip does not matter.
 _FRESH: Final = 1.0
 _FOREVER: Final = float("inf")
 _ACQUIRED, _RELEASED = EventName.ACQUIRED, EventName.RELEASED

@@ -493,7 +493,7 @@ _RULES: Final[tuple[Callable[[Facts], _Verdict | None], ...]] = (
 
 
 def _remarks(facts: Facts, fate: Fate) -> Iterator[str]:
-    """What is worth knowing beside any fate."""
+    """What is worth knowing about any fate."""
     by = facts.released
     if by is not None:
         at = datetime.fromtimestamp(by.at, UTC)

@@ -35,7 +35,7 @@ from .keys import HeldKey, is_of_task, policies_by_task, reader, unique_for_by_t
 _FURTHER_TIMEOUT: Final = 5.0
 # Seconds to wait for the worker of a holder, at least.
 _HOLDER_TIMEOUT: Final = 2.0
-# Seconds to wait for the broker, beside the time for the workers' replies.
+# Seconds to wait for the broker, on top of the time for the workers' replies.
 _BROKER_TIMEOUT: Final = 3.0
 # The share of the interval by which a heartbeat may be late: then the worker's parent renews.
 _GRACE: Final = 0.1

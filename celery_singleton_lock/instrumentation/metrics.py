@@ -13,7 +13,7 @@ from ..core.lease import LossReason
 from ..policy import OnDuplicate
 
 #: For each event its counter: the name, the description, and the fields of the event's data that
-#: become labels beside ``task``.
+#: become labels next to ``task``.
 COUNTERS: Final[Mapping[EventName, tuple[str, str, tuple[str, ...]]]] = {
     EventName.ACQUIRED: ("acquisitions", "Leases acquired.", ()),
     EventName.RELEASED: ("releases", "Leases released by their holders.", ()),

@@ -17,8 +17,8 @@ from ..core.events import EventName
 from ..core.heartbeat import MAX_TIMEOUT, timeout_for
 from ..core.store import Acquire, QueuedAcquire, QueuedRelease, Refused, Relation, Release, Store
 from ..errors import LockConflict, StoreError, StoreUnavailable
+from ..message.copy import publish_copy, why_not
 from ..message.header import Delivery, header_of
-from ..message.requeue import publish_copy, why_not
 from ..message.stored_message import Capture
 from ..policy import ConflictAction
 from ..run_feature import Ending, Feature, Run

@@ -89,7 +89,7 @@ class QueueSweep:
         self._producer: Any = None
         # The keys to sweep now.
         self._soon: Any = native_threads.make_queue()
-        # The keys of which the log says that the store refuses a sweep; `_MOST_REFUSED` at most.
+        # Keys whose sweep the store has refused, as the log says; `_MOST_REFUSED` at most.
         self._refused: set[str] = set()
         # Locked until the result backend has answered the last request that it was given up on.
         self._unanswered: Any = native_threads.allocate_lock()
@@ -205,7 +205,7 @@ class QueueSweep:
         The clients of result backends have no common option for how long they wait: Celery's for
         Redis waits for two minutes. The sweeps at other keys must not wait for it. This thread is
         native also where threads are patched, so it can't wait for `core.executor.within`. The
-        request runs beside the bodies: it may publish error callbacks, with connections that the
+        request runs while the bodies do: it may publish error callbacks, with connections that the
         bodies use too.
 
         Raises:

@@ -42,7 +42,7 @@ PUBLISHED: Final = "singleton_published"
 # transports restore a message without it.
 _MARK_REDELIVERIES: Final = frozenset(("amqp", "redis"))
 
-# The fields that all attempts of a call have, beside its id and name.
+# The fields that all attempts of a call have, besides its id and name.
 _OF_THE_CALL: Final = ("options", "claim", "called_at", "requeued", "queue")
 
 # A UUID of version 4, as Celery makes them.

@@ -170,8 +170,8 @@ class Publication(PendingCall):
         if claim.is_period:
             self.header["period"] = claim.key
         else:
-            beside = replace(claim, duplicate=True, arguments=None)
-            self.header["claim"] = beside.to_header()
+            other = replace(claim, duplicate=True, arguments=None)
+            self.header["claim"] = other.to_header()
         return send(self.task_id, self.options)
 
     def _claim(self) -> Claim:

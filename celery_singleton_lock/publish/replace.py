@@ -1,7 +1,7 @@
 """``on_duplicate="replace"``: a queued message runs with the newest arguments.
 
 Overview
-    The arguments of a later call are kept in the store, at a key beside the claim of the queued
+    The arguments of a later call are kept in the store, at a key next to the claim of the queued
     message, and the grant of that message's lease returns them (`task.replace`). With ``debounce``,
     each call also postpones the start of the message.
 

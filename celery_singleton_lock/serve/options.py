@@ -23,7 +23,7 @@ class Options:
         host: The address to listen on.
         port: The port to listen on; 0: any free one.
         token: The token that a release requires; empty: no release is allowed.
-        allowed_hosts: Names by which browsers and scrapers may address this server, beside
+        allowed_hosts: Names by which browsers and scrapers may address this server, besides
             localhost and IP addresses.
         max_connections: The most connections of one address. Further ones are for probes and
             scrapes alone.

@@ -62,7 +62,7 @@ _LAST_RUN: Final = "t "
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The state of one attempt, kept beside its lease."""
+    """The state of one attempt, kept next to its lease."""
 
     state: CompletionState
     sequence: int

@@ -17,8 +17,8 @@ from ..core.store import Acquire, Refused, Relation
 from ..core.waiter import Waiter
 from ..errors import LockConflict, StoreError
 from ..key_queue.run_part import Queue
+from ..message.copy import AGAIN, why_not
 from ..message.header import UNNAMED_KEY, is_unnamed, mint_nonce
-from ..message.requeue import AGAIN, why_not
 from ..message.skipped import skipped_value
 from ..policy import ACTIONS, OnStoreError
 from . import claim as claims
@@ -217,7 +217,7 @@ def _decide(run: TaskRun, relation: Relation, waited: float) -> Decision:
 
 
 def _retain(run: TaskRun, request: Acquire, error: StoreError, failures: int) -> Acquire:
-    """Put the message back after a failure of the store, or pause if the broker fails too.
+    """Requeue the message after a failure of the store, or pause if the broker fails too.
 
     Returns:
         The next request.

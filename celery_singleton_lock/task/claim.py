@@ -35,7 +35,7 @@ def taken_by_run(run: Run) -> Claim | None:
     if policy.unique is not Unique.UNTIL_DONE:
         return None
     if run.eager and not task.app.conf.task_always_eager:
-        return None  # task.apply() beside real messages, whose claims it must not change
+        return None  # task.apply() next to real messages, whose claims it must not change
     claim = Claim.of(policy, run.runtime.keyspace.claim(task.name, run.key))
     # An eager call may be a member of a canvas, which Celery runs without `apply_async`.
     return replace(claim, duplicate=run.eager)

@@ -18,8 +18,8 @@ from typing import Final
 
 from ..core.lease import Kind, Record
 from ..core.store import Relation
+from ..message.copy import AGAIN, SHORTLY, Pace
 from ..message.header import Delivery
-from ..message.requeue import AGAIN, SHORTLY, Pace
 from ..policy import ConflictAction, OnConflict
 
 _ASKED: Final = "the holder is asked to end"

@@ -30,7 +30,7 @@ class Period(Feature):
             if delivery.period is not None:
                 key = keyspace.checked_period(delivery.period)
         elif run.policy.unique is Unique.UNTIL_EXPIRED and run.task.app.conf.task_always_eager:
-            # Without task_always_eager it is task.apply(), beside real messages.
+            # Without task_always_eager it is task.apply(), next to real messages.
             key = keyspace.period(run.task.name, run.key)
         return cls(run, key) if key else None
 

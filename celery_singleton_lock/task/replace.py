@@ -18,7 +18,7 @@ from ..core.store import Acquire, Refused, Relation
 from ..errors import LockKeyError
 from ..message.arguments import call_of_arguments, unpack_arguments
 from ..message.claim import Claim
-from ..message.requeue import why_not
+from ..message.copy import why_not
 from ..policy import OnDuplicate
 from ..run_feature import Feature, Run
 
@@ -42,7 +42,7 @@ class NewestArguments(Feature):
         return request
 
     def refused(self, refused: Refused) -> bool:
-        """Put a message back that is not due, without a conflict; else wait here."""
+        """Requeue a message that is not due, without a conflict; else wait here."""
         if refused.relation is not Relation.NOT_DUE:
             return False
         run = self.run
@@ -103,7 +103,7 @@ class NewestArguments(Feature):
     def _requeue_for_its_key(
         self, lease: Lease, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """Put the message back if its newest arguments need another key than this lease's.
+        """Requeue the message if its newest arguments need another key than this lease's.
 
         To the publisher the keys were equal: it has an older key template, or no code of the task.
 

@@ -1,6 +1,6 @@
-"""The message of a run is put back: a copy is published, and the completion record says so.
+"""Requeue the message of a run: publish a copy, and say so in its completion record.
 
-`message.requeue` has the copy, and its guarantees.
+`message.copy` makes the copy, and has its guarantees.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..core.heartbeat import MAX_TIMEOUT
 from ..core.store import ClaimChange, CompletionState, Mark
 from ..errors import SingletonLockError, StoreError
 from ..message.claim import Claim
+from ..message.copy import AGAIN, FOR_ANOTHER_WORKER, Pace, publish_copy, why_not
 from ..message.header import VERSION, Delivery
-from ..message.requeue import AGAIN, FOR_ANOTHER_WORKER, Pace, publish_copy, why_not
 from . import claim as claims
 from .run_state import FINISHED
 

@@ -60,8 +60,8 @@ from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..instrumentation.sentry import close_check_in
 from ..key_queue.run_part import publish_next
 from ..message.claim import TASK_RUN, Claim
+from ..message.copy import AGAIN, why_not
 from ..message.header import HEADER, Delivery
-from ..message.requeue import AGAIN, why_not
 from ..policy import OnLost, OnStoreError, Policy
 from ..run_feature import Ending, Feature
 from ..runtime import WITHOUT_SERVER, Runtime
@@ -445,7 +445,7 @@ class TaskRun:
         raise AssertionError("a requeue without an end")
 
     def start_over(self, lease: Lease, reason: str) -> NoReturn:
-        """Release the ``lease`` before the body has begun, and put the message back.
+        """Release the ``lease`` before the body has begun, and requeue the message.
 
         Raises:
             Ignore: The delivery has ended.

@@ -7,7 +7,7 @@ before Celery requeues the message. If the store does not answer, the queue repe
 the following ones at once.
 
 No observer of an event runs on the main thread here. One that blocks would delay the kill of a
-child whose key is marked as dying for a second, and another body could begin beside it.
+child whose key is marked as dying for a second, and another body could begin while it runs.
 """
 
 from __future__ import annotations

@@ -566,7 +566,7 @@ end:
       faults--;
       leave_soon() }
 
-  /* Publish the copy before the delivery is acknowledged. [message/requeue.py publish_copy] [task/requeue.py requeue] */
+  /* Publish the copy before the delivery is acknowledged. [message/copy.py publish_copy] [task/requeue.py requeue] */
   :: d_step { child[me].at == PUTTING_BACK && IN_ORDER ->
       publish(MY(job), MY(attempt), MY(sequence) + 1, child[me].started);
       child[me].at = PUBLISHED;

@@ -14,8 +14,8 @@ from kombu.serialization import prepare_accept_content
 from kombu.utils.imports import symbol_by_name
 
 from celery_singleton_lock import singleton_task
+from celery_singleton_lock.message.copy import publish_copy
 from celery_singleton_lock.message.header import QUEUE_KEY, Delivery
-from celery_singleton_lock.message.requeue import publish_copy
 from celery_singleton_lock.message.stored_message import Capture, StoredMessage
 from celery_singleton_lock.testing import SingletonStore
 

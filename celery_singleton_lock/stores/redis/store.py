@@ -22,7 +22,7 @@ State model::
 
 Failure handling
     The store retries only a script that the server has lost (once, with its source), an
-    asynchronous release without a reply, and the operations beside a lease (mark, take_claim,
+    asynchronous release without a reply, and the operations next to a lease (mark, take_claim,
     change_claim) if an idle connection turned out to be broken.
 """
 
@@ -254,7 +254,7 @@ class RedisStore(Store):
         record = None if value is None else record_of(key.encode(), value, ttl)
         return Trace(record=record, fence=int(fence), now=int(now) / 1e6)
 
-    # --- beside the lease ------------------------------------------------------------------------
+    # --- next to the lease -----------------------------------------------------------------------
 
     def ticket(self, key: str, nonce: str, *, timeout: float) -> Ticket | None:
         if self._queues.denied:

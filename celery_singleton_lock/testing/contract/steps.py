@@ -157,14 +157,14 @@ def mark(
 def marked(
     store: Store, state: CompletionState, sequence: int = 0, **options: Any
 ) -> tuple[str, Token]:
-    """A new key, and a token whose attempt has a completion record beside it."""
+    """A new key, and a token whose attempt has a completion record next to it."""
     key, token = new_key(), new_token()
     mark(store, key, token, state, sequence, **options)
     return key, token
 
 
 def new_claim() -> tuple[str, str]:
-    """A new key, and the key of a claim beside it."""
+    """A new key, and the key of a claim next to it."""
     key = new_key()
     return key, Keyspace.claim("app.sync", key)
 
@@ -186,7 +186,7 @@ def publish(
 
 
 def published(store: Store, token: Token | None = None, **options: Any) -> tuple[str, str, Token]:
-    """A new key, the key of a claim beside it, and the token that has the claim."""
+    """A new key, the key of a claim next to it, and the token that has the claim."""
     key, claim = new_claim()
     return key, claim, publish(store, claim, token, **options)
 

@@ -50,7 +50,7 @@ CONTENDERS: Final = (
     OURS,
     Contender('celery-singleton-lock, unique="until_done"', Role.OURS, "claimed"),
     SKIP,
-    Contender("a plain task beside singleton tasks", Role.INFORMATION, "beside"),
+    Contender("a plain task next to singleton tasks", Role.INFORMATION, "beside"),
 )
 
 

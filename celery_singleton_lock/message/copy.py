@@ -1,4 +1,4 @@
-"""Putting a message back: a copy with the same id is published before this delivery is given up.
+"""The copy of a requeued message, with its id, published before this delivery is given up.
 
 The message of a killed pool child is not requeued here; Celery or the broker requeues it (see
 `worker.dead_child`).
