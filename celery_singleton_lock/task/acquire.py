@@ -93,7 +93,7 @@ def acquire(run: TaskRun) -> Any:
                 if isinstance(reply, Lease):
                     run.state = Holding(reply)
                     if run.features:
-                        _notify_of_grant(run, request, reply)
+                        _notify_of_grant(run, asking, reply)
                     return reply
                 asking.request = None
                 if _is_of_another_message(run, reply):
@@ -166,7 +166,7 @@ def max_hold_of(run: TaskRun) -> float | None:
     return float(hard_limit) + run.policy.ttl if hard_limit else None
 
 
-def _notify_of_grant(run: TaskRun, request: Acquire, lease: Lease) -> None:
+def _notify_of_grant(run: TaskRun, asking: Asking, lease: Lease) -> None:
     """Call the features after a grant.
 
     Raises:
@@ -177,8 +177,9 @@ def _notify_of_grant(run: TaskRun, request: Acquire, lease: Lease) -> None:
         for feature in run.features:
             feature.granted(lease)
     except StoreError:
-        run.state = Asking(request)
-        run.locker.undo(request)
+        run.state = asking  # as before the grant: the next try goes on with it
+        if asking.request is not None:
+            run.locker.undo(asking.request)
         raise
 
 

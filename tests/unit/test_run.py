@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
-from celery import Celery, Task, uuid
+from celery import Celery, Task, current_task, uuid
 from celery.app.trace import build_tracer
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 
@@ -38,10 +38,12 @@ from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.message.header import HEADER, NONCE_KEY, VERSION
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.task import acquire as acquire_module
 from celery_singleton_lock.task import requeue as requeue_module
 from celery_singleton_lock.task import run as run_module
 from celery_singleton_lock.task.interrupt import LeaseInterrupt, is_loss
 from celery_singleton_lock.task.run import TaskRun
+from celery_singleton_lock.task.run_state import Asking
 from celery_singleton_lock.testing import ManualClock, SingletonStore, hold_lock, lose_lease
 from tests.harness.deliveries import wait_until
 from tests.harness.events import Recorded
@@ -182,6 +184,51 @@ def test_a_reservation_that_stays_is_waited_for_as_any_holder() -> None:
     found = trace("t", [], {}, request)
     app.close()
     assert "waiting for 5 s was not enough" in str(found.info.retval)
+
+
+class FailsOnce(MemoryStore):
+    """A store that has no reply to the first note of a call, after its grant."""
+
+    failed = False
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.asking: list[bool] = []
+
+    def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
+        run = TaskRun.of(current_task.request)
+        assert run is not None
+        assert isinstance(run.state, Asking)
+        self.asking.append(run.state.request is request and run.state.waiter is not None)
+        return super().acquire(request, timeout=timeout)
+
+    def note_call(self, key: str, call: NewestCall, **options: Any) -> NewestCall:
+        if not self.failed:
+            self.failed = True
+            raise StoreUnavailable("no reply")
+        return super().note_call(key, call, **options)
+
+
+def test_a_run_knows_the_request_that_is_on_its_way_after_a_grant_that_was_undone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever interrupts the second try, the end of the run finds its request and its waiter."""
+    clock = ManualClock()
+    store = FailsOnce(clock)
+    app = Celery("noted", broker="memory://", set_as_current=False)
+    Runtime.install(app, Runtime(app, store=store, clock=clock))
+    # Without the message, which the broker does not take either, the run tries again.
+    monkeypatch.setattr(acquire_module, "requeue", lambda *_, **__: None)
+
+    @singleton_task(app=app, name="work", shared=False, on_conflict="cancel_running")
+    def work() -> str:
+        return "ran"
+
+    trace = build_tracer("work", app.tasks["work"], app=app)
+    found = trace("t", [], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
+    app.close()
+    assert found.retval == "ran"
+    assert store.asking == [True, True]
 
 
 def test_what_becomes_of_a_lost_body_is_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
