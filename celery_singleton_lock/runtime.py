@@ -205,8 +205,8 @@ class Runtime:
 
     def drain(self, timeout: float) -> None:
         """Read the replies to asynchronous releases; wait at most ``timeout`` seconds for each."""
-        if self._locker is not None:
-            self._locker.store.drain(timeout=timeout)
+        if self._locker is not None and (releases := self._locker.store.async_releases):
+            releases.drain(timeout=timeout)
 
     def flush(self) -> None:
         """Wait a moment for the requests that are repeated until the store answers."""
@@ -272,7 +272,8 @@ class Runtime:
 
     def eviction(self) -> Eviction | None:
         """What the store's server may evict now; see `eviction_of`."""
-        return eviction_of(self.store.info("memory"))
+        operators = self.store.operators
+        return eviction_of(operators.info("memory") if operators else {})
 
     def refuse_evictable_leases(self, *, is_known: bool) -> None:
         """Grant no lease in this process, or in a pool child, while the store may evict leases.

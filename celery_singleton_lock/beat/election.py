@@ -75,7 +75,15 @@ from ..core.heartbeat import interval_of, timeout_for
 from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Token
 from ..core.outages import Outages
-from ..core.store import Acquire, Authorization, AuthorizeRun, Refused, Release
+from ..core.store import (
+    Acquire,
+    Authorization,
+    AuthorizeRun,
+    Refused,
+    Release,
+    Schedule,
+    Store,
+)
 from ..errors import SettingsError, StoreError, StoreUnavailable
 from ..runtime import Runtime
 
@@ -108,6 +116,7 @@ class Election:
         #: The number of elections that this process has won. A leader's caches are valid for one.
         self.term = 0
         self._locker = runtime.locker
+        self._schedule = schedule_of(runtime.store)
         self._clock = runtime.clock
         self._events = runtime.events
         # `celery singleton ls` shows the holder.
@@ -315,11 +324,11 @@ class Election:
             ttl=_LAST_RUN_TTL,
         )
         self._unsure[entry].add(new)  # until a reply shows the stored text
-        return self._ask(self._locker.store.authorize_run, tick)
+        return self._ask(self._schedule.authorize, tick)
 
     def _read(self, entries: list[str]) -> list[str | None]:
         keys = [Keyspace.last_run(self.key, entry) for entry in entries]
-        return self._ask(self._locker.store.last_runs, keys)
+        return self._ask(self._schedule.last_runs, keys)
 
     def _ask(self, operation: Callable[..., Reply], request: object) -> Reply:
         timeout = timeout_for(self.ttl)
@@ -360,6 +369,20 @@ def _moment_of(text: str | None) -> float | None:
     except ValueError:
         return None
     return at if 0 <= at < _YEAR_9999 else None
+
+
+def schedule_of(store: Store) -> Schedule:
+    """The part of the store that keeps the last runs.
+
+    Raises:
+        SettingsError: The store has none.
+    """
+    if store.schedule is None:
+        raise SettingsError(
+            f"the store ({store.capabilities.name}) can't keep the last runs of Beat's entries: "
+            "use another store, or Celery's own scheduler"
+        )
+    return store.schedule
 
 
 def check_leader_ttl(runtime: Runtime) -> None:

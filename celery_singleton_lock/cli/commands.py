@@ -20,6 +20,7 @@ from celery import Celery
 from celery.bin.base import CeleryCommand
 
 from .. import inspection
+from ..core.store import operators_of
 from ..doctor import Finding, Severity, diagnose
 from ..errors import SingletonLockError
 from ..inspection import AmbiguousKey, CallInQueue, Fate, Filter, HeldKey, SortBy
@@ -96,11 +97,12 @@ def progress(app: Any, draw: Callable[[str], None] | None = None) -> Iterator[No
             next_at, is_shown = clock.now() + _PROGRESS_EVERY, True
             draw(text)
 
-    store.progress = show
+    operators = operators_of(store)
+    operators.progress = show
     try:
         yield
     finally:
-        store.progress = None
+        operators.progress = None
         if is_shown:
             draw("")
 

@@ -34,8 +34,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from .lease import Token
+
+if TYPE_CHECKING:
+    from .store import QueuedRelease, ReleaseReply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +185,16 @@ class CallQueue(ABC):
         """
 
     @abstractmethod
+    def release(
+        self, request: QueuedRelease, /, *, timeout: float
+    ) -> tuple[ReleaseReply, Hint | None]:
+        """Release the lease of a call of a queue, see `Leases.release`.
+
+        Returns:
+            The reply, and the call to publish next; None: there is none.
+        """
+
+    @abstractmethod
     def position(self, key: str, call_id: str, /, *, timeout: float) -> int | None:
         """How many calls are before this one in the queue of ``key``; None: it has no place."""
 
@@ -262,3 +276,7 @@ class CallQueue(ABC):
         Returns:
             The reply, and the call to publish next, if the removed one was at the head.
         """
+
+    def missing_rights(self, key: str, /) -> list[str]:
+        """The commands that this part needs and the login lacks. ``key`` is not held."""
+        return []

@@ -339,7 +339,8 @@ class Heartbeat:
         for lease in overdue:
             self._let_go.pop(lease, None)  # once
         try:
-            self._store.drain(timeout=self._patience(now, overdue, _WAITS))
+            if (releases := self._store.async_releases) is not None:
+                releases.drain(timeout=self._patience(now, overdue, _WAITS))
         except Exception:
             logger.exception("singleton: draining asynchronous releases failed")
         self._declare_overdue()
@@ -349,14 +350,17 @@ class Heartbeat:
         now = self._clock.now()
         for lease in [one for one in list(self._watches) if one not in self._leases]:
             del self._watches[lease]
-        watches = dict(self._watches)
-        if min([watch.due for watch in watches.values()], default=_FOREVER) > now:
+        watches, newest_calls = dict(self._watches), self._store.newest_calls
+        if (
+            newest_calls is None
+            or min([watch.due for watch in watches.values()], default=_FOREVER) > now
+        ):
             return
         for watch in watches.values():
             watch.due = now + watch.within
         keys = [lease.key for lease in watches]
         try:
-            found = self._store.newest_calls(keys, timeout=self._patience(now))
+            found = newest_calls.of(keys, timeout=self._patience(now))
             for watch, newest in zip(watches.values(), found, strict=True):
                 if newest is not None:
                     watch.on_newest(newest)
@@ -392,7 +396,7 @@ class Heartbeat:
                 # Again behind a slow batch: the first deadline of all leases has come closer.
                 considered, timeout = now, self._patience(now)
             try:
-                replies = self._store.renew(part, timeout=timeout)
+                replies = self._store.leases.renew(part, timeout=timeout)
                 others += self._note(zip(part, replies, strict=True), sent)
                 if self.outages.since:
                     self._end_outages(zip(part, replies, strict=True))
@@ -576,11 +580,13 @@ def notes_on(store: Store, leases: Sequence[Lease], timeout: float) -> list[str 
     One request for all of them. If the store does not answer, all losses are reported without
     a note.
     """
-    try:
-        keys = [Keyspace.note(lease.key) for lease in leases]
-        return store.last_runs(keys, timeout=timeout) if keys else []
-    except StoreError:
-        return [None] * len(leases)
+    if leases and store.operators is not None:
+        try:
+            keys = [Keyspace.note(lease.key) for lease in leases]
+            return store.operators.notes(keys, timeout=timeout)
+        except StoreError:
+            pass
+    return [None] * len(leases)
 
 
 def _plan(lease: Lease, due: float, now: float) -> None:

@@ -137,7 +137,7 @@ class LeaseEnds:
     def _trace(self, lease: Lease) -> Trace:
         try:
             timeout = min(timeout_for(lease.ttl), _TRACE_TIMEOUT)
-            return self._store.trace(lease.key, timeout=timeout)
+            return self._store.leases.trace(lease.key, timeout=timeout)
         except StoreError:
             return Trace(record=None)
 

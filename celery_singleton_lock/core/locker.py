@@ -3,7 +3,7 @@
 Overview
     The locker notes each lease for the worker's parent, acquires it, and registers it with the
     heartbeat. A release ends the renewal first. It waits for the reply, or leaves the reply to a
-    later request of the process (`Store.release_async`). A release without a reply, or that the
+    later request of the process (`AsyncReleases`). A release without a reply, or that the
     store refuses, is passed to the `RetryQueue`, which repeats it. `lease_end` reports what the
     reply says about the lease.
 
@@ -115,7 +115,7 @@ class Locker:
         #: Called before each acquire; raises StoreError while this process must take no lease.
         self.guard: Callable[[], None] | None = None
         # The heartbeat's native thread can't read a reply from a greenlet's connection.
-        self._releases_async = store.capabilities.releases_async and not native_threads.is_patched()
+        self._async_releases = None if native_threads.is_patched() else store.async_releases
 
     def acquire(
         self,
@@ -145,18 +145,18 @@ class Locker:
             timeout = timeout_for(request.ttl)
             began = sent = self.clock.now()
             try:
-                reply = self.store.acquire(request, timeout=timeout)
+                reply = self.store.leases.acquire(request, timeout=timeout)
             except StoreUnavailable:
                 # The second try uses a new connection: a restart of the server breaks all idle
                 # connections.
                 sent = self.clock.now()
-                reply = self.store.acquire(request, timeout=timeout)
+                reply = self.store.leases.acquire(request, timeout=timeout)
             if self._down:
                 self._outages.end(request.slots[0])
             if isinstance(reply, Refused) and (dead := leases_of_the_dead(request.holder, reply)):
                 self._free(dead, request, timeout)
                 sent = self.clock.now()
-                reply = self.store.acquire(request, timeout=timeout)
+                reply = self.store.leases.acquire(request, timeout=timeout)
             if isinstance(reply, Refused):
                 self._erase_note(request.token)
                 return reply
@@ -262,7 +262,7 @@ class Locker:
         try:
             now = self.clock.now()
             if (
-                self._releases_async
+                (releases := self._async_releases) is not None
                 and now - lease.acquired_at <= _FRESH
                 and now < lease.valid_until
                 and lease.process is processes[os.getpid()]
@@ -272,7 +272,7 @@ class Locker:
                 lease.released_at = now
                 reply = partial(self._on_reply, lease, request)
                 timeout = timeout_for(lease.ttl)
-                if self.store.release_async(request, timeout=timeout, on_reply=reply):
+                if releases.send(request, timeout=timeout, on_reply=reply):
                     heartbeat.sent(lease)
                     if watched:
                         heartbeat.report_by(lease, now + _REPORTED_WITHIN)
@@ -408,7 +408,7 @@ class Locker:
                 # Before the release: if it frees the lease, the worker's parent finds the note.
                 self._lease_notes.freeing(record.token)
             release = Release(keys=(record.key,), token=token)
-            if self.store.release(release, timeout=timeout) is ReleaseReply.OURS:
+            if self.store.leases.release(release, timeout=timeout) is ReleaseReply.OURS:
                 notice_free(self.store, record.key)
                 self._report_freed(request.holder, record, token)
 
@@ -448,14 +448,14 @@ def _send(
     Without ``publish`` the key is due for a sweep at once, and a worker publishes the call: the
     broker may let a publisher wait, and other requests wait for the thread that repeats releases.
     """
-    if not isinstance(request, QueuedRelease):
-        return store.release(request, timeout=timeout)
-    reply, following = store.release_queued(request, timeout=timeout)
+    if not isinstance(request, QueuedRelease) or (queue := store.call_queue) is None:
+        return store.leases.release(request, timeout=timeout)
+    reply, following = queue.release(request, timeout=timeout)
     if following is None:
         pass
     elif publish is not None:
         publish(following)
-    elif (queue := store.call_queue) is not None:
+    else:
         queue.defer(following.key, seconds=0.0, timeout=MAX_TIMEOUT, unpublished=following)
     return reply
 

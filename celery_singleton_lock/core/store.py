@@ -1,4 +1,4 @@
-"""The interface of a lease store: requests, replies, and the base class Store.
+"""The interface of a store: requests, replies, its parts, and the base class Store.
 
 Expected outcomes are return values. Every operation may raise StoreUnavailable (no reply: the
 operation may or may not have taken effect) and StoreError (the store refused it). Every operation
@@ -18,7 +18,7 @@ from enum import Enum, StrEnum, auto
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 from ..errors import StoreError
-from .call_queue import CallQueue, Hint
+from .call_queue import CallQueue
 from .lease import Holder, Kind, Lease, LossReason, OperatorRelease, Phase, Record, Token
 
 
@@ -58,6 +58,8 @@ RENEWED: Final = None
 #: an earlier try without a reply may have been carried out.
 OnReply: TypeAlias = Callable[[ReleaseReply | StoreError, bool], None]
 
+#: What a login lacks that may not use keys of our names.
+NO_KEYS: Final = "keys"
 #: Seconds for which an operator's note on a release stays next to the key.
 NOTE_TTL: Final = 3600.0
 #: Seconds for which the arguments of a message are kept after a call or a delivery, because the
@@ -321,9 +323,8 @@ class Release:
         become: The new kind of the key; None: the key is deleted.
         become_ttl: Seconds that the new kind stays.
         next_token: The token that a reservation is for.
-        completion record: The new completion record of the token's attempt, unless a duplicate
-        delivery holds
-            the key or has finished.
+        completion: The new completion record of the token's attempt, unless a duplicate delivery
+            holds the key or has finished.
         completion_ttl: Seconds.
         claim: The change of the message's claim, unless a duplicate delivery has the key. If the
             key was lost or is dying, the claim can only be freed.
@@ -455,19 +456,13 @@ class Capabilities:
             request. Below 1 if the store's expiry may count from an earlier heartbeat.
         min_ttl: Seconds; a shorter ttl is refused.
         max_limit: The largest ``limit`` that one decision can examine; None: any.
-        renewal_batch: How many leases the heartbeat passes to one call of :meth:`Store.renew`;
+        renewal_batch: How many leases the heartbeat passes to one call of `Leases.renew`;
             None: all. The replies of one call take effect before the next call.
         renews_for_others: Whether a process can renew, by key and token alone, a lease that was
             granted to another process of its host. The parent heartbeat needs this. It is not
             possible if a lease ends with its holder's connection.
-        releases_async: Whether :meth:`Store.release_async` is implemented.
-        wakes_waiters: Whether :meth:`Store.ticket` is implemented.
-        orders_calls: Whether :meth:`Store.note_call` and :meth:`Store.newest_calls` are
-            implemented. ``on_conflict="cancel_running"`` needs them.
         usable_before_fork: Whether a process may use the store and fork later. It may not if the
             client starts threads.
-        replaces_arguments: Whether :meth:`Store.replace_arguments` is implemented, and the fields
-            ``arguments`` of the requests are.
     """
 
     fence: bool
@@ -477,11 +472,7 @@ class Capabilities:
     max_limit: int | None = None
     renewal_batch: int | None = None
     renews_for_others: bool = False
-    releases_async: bool = False
-    wakes_waiters: bool = False
-    orders_calls: bool = False
     usable_before_fork: bool = False
-    replaces_arguments: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -538,21 +529,8 @@ class ConnectionWatch(Protocol):
         """A connection without a socket has ended, or a reply came from another server."""
 
 
-class Store(ABC):
-    """A store of leases. Subclass it to add a store.
-
-    The abstract methods are required. The others are optional: a store that implements one of them
-    says so in its `Capabilities`, where there is a flag for it.
-    """
-
-    #: For operators, called with what a long search has done so far, in words, unless it's None.
-    progress: Callable[[str], None] | None = None
-    #: The queues of the calls of all keys, or None if this store has none.
-    call_queue: CallQueue | None = None
-
-    @property
-    @abstractmethod
-    def capabilities(self) -> Capabilities: ...
+class Leases(ABC):
+    """The leases of a store, and the completion records of their attempts."""
 
     @abstractmethod
     def acquire(self, request: Acquire, /, *, timeout: float) -> Granted | Refused:
@@ -574,16 +552,6 @@ class Store(ABC):
     def release(self, request: Release, /, *, timeout: float) -> ReleaseReply:
         """Release the key that the token holds; never change the key of another token."""
 
-    def release_queued(
-        self, request: QueuedRelease, /, *, timeout: float
-    ) -> tuple[ReleaseReply, Hint | None]:
-        """As :meth:`release`, for a call of a queue; only for a store with a ``call_queue``.
-
-        Returns:
-            The reply, and the call to publish next; None: there is none.
-        """
-        raise NotImplementedError("a store with a call_queue has this method")
-
     @abstractmethod
     def mark(self, request: Mark, /, *, timeout: float) -> None:
         """Raise the completion record of the token's attempt.
@@ -592,7 +560,30 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def take_claim(self, request: ClaimRequest, /, *, timeout: float) -> Record | None:
+    def trace(self, key: str, /, *, timeout: float) -> Trace:
+        """The remains of a lease on ``key`` that a release did not find."""
+
+    @abstractmethod
+    def inspect(self, key: str, /) -> Record | None:
+        """The record of one key, also of a claim; None if the key is free."""
+
+    def missing_rights(self, key: str, /) -> list[str]:
+        """The commands that each lease needs and the login lacks; for the doctor.
+
+        Args:
+            key: A key that does not exist.
+
+        Returns:
+            The commands; ``NO_KEYS`` among them if the login may not use keys of such a name.
+        """
+        return []
+
+
+class Claims(ABC):
+    """The claims of messages that were published, in a store."""
+
+    @abstractmethod
+    def take(self, request: ClaimRequest, /, *, timeout: float) -> Record | None:
         """Claim ``request.key`` for a message; return the record of the claim that prevents it.
 
         The task's own claim does not prevent it: the phase stays, the ttl is never shortened, and
@@ -603,75 +594,32 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def change_claim(self, token: Token, change: ClaimChange, /, *, timeout: float) -> None:
+    def change(self, token: Token, change: ClaimChange, /, *, timeout: float) -> None:
         """Change a claim without a lease. The claim of a running task is left to its lease.
 
         The exception is a ``change`` to the phase RUNNING. A missing claim is not created: it may
         have been freed, and no later operation would free it again.
         """
 
-    @abstractmethod
-    def authorize_run(self, request: AuthorizeRun, /, *, timeout: float) -> Authorization:
-        """Replace an entry's last run if the leader's token and ``expected`` are stored."""
+
+class AsyncReleases(ABC):
+    """Releases without waiting for the reply."""
 
     @abstractmethod
-    def last_runs(self, keys: Sequence[str], /, *, timeout: float) -> list[str | None]:
-        """The text stored at each of ``keys``, or None; read in one round trip.
-
-        It is the last run of a schedule entry, or the note of :meth:`free`.
-        """
-
-    @abstractmethod
-    def trace(self, key: str, /, *, timeout: float) -> Trace:
-        """The remains of a lease on ``key`` that a release did not find."""
-
-    @abstractmethod
-    def inspect(self, key: str, /) -> Record | None:
-        """The record of one key, None if it is free."""
-
-    @abstractmethod
-    def scan(self, pattern: str, /) -> Iterator[Record]:
-        """All records whose keys match the glob ``pattern``, sorted by key; not a snapshot."""
-
-    @abstractmethod
-    def free(self, key: str, token: str | None, /, by: OperatorRelease | None = None) -> bool:
-        """For operators: delete ``key``, of any kind, if ``token`` holds it (None: any token).
-
-        Raises the shard's fence, so that a later grant is above the writes of the old holder.
-        With ``by``, the text ``<token> <by as JSON>`` is stored at `Keyspace.note` for `NOTE_TTL`.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close this process's connections."""
-
-    # --- optional --------------------------------------------------------------------------------
-
-    def watch_connections(self, watch: ConnectionWatch, /) -> None:
-        """Report each connection of this process to ``watch``, from now on.
-
-        A server that has lost its data has also lost its connections, so the heartbeat renews all
-        leases soon when a connection has ended. Without reports, it finds the loss of a lease at
-        the next renewal.
-        """
-        return
-
-    def release_async(self, request: Release, /, *, timeout: float, on_reply: OnReply) -> bool:
-        """Send a release without waiting for its reply.
-
-        A later request of the same process finds the release carried out.
+    def send(self, request: Release, /, *, timeout: float, on_reply: OnReply) -> bool:
+        """Send a release. A later request of the same process finds it carried out.
 
         Args:
-            request: See :meth:`release`.
+            request: See `Leases.release`.
             timeout: Seconds to wait for each reply if the release has to be sent again.
             on_reply: Called on any thread, unless this method returns False: once, or with the
                 error of the last try, and again if a later request sends the release with success.
 
         Returns:
-            Whether the release was sent. If not, the caller uses :meth:`release`.
+            Whether the release was sent. If not, the caller uses `Leases.release`.
         """
-        return False
 
+    @abstractmethod
     def drain(self, *, timeout: float) -> None:
         """Read the replies to pending releases; send again each release that got no reply.
 
@@ -679,10 +627,14 @@ class Store(ABC):
             timeout: Seconds to wait for each reply. The method gives up after three missing
                 replies, because it runs on the heartbeat's thread and delays renewals.
         """
-        return  # nothing is ever pending
 
+
+class WaitQueue(ABC):
+    """The clients that wait for each key. A release wakes the one that has waited longest."""
+
+    @abstractmethod
     def ticket(self, key: str, nonce: str, /, *, timeout: float) -> Ticket | None:
-        """A ticket in the wait queue for ``key``; None if this store wakes no waiters now.
+        """A ticket in the wait queue for ``key``; None if the store wakes no clients now.
 
         Sends nothing. The store wakes the client that has waited longest when the key is released,
         and reserves the key for it for a moment. A wake-up may be lost at any time, so a waiting
@@ -693,9 +645,21 @@ class Store(ABC):
             nonce: The nonce of the requesting token.
             timeout: Seconds to wait for a connection, when one is needed.
         """
-        return None
 
-    def note_call(
+    @abstractmethod
+    def lengths(self, keys: Sequence[str], /) -> list[int]:
+        """For operators: the number of clients that wait for each of ``keys``."""
+
+    def missing_rights(self, key: str, /) -> list[str]:
+        """The commands that this part needs and the login lacks. ``key`` is not held."""
+        return []
+
+
+class NewestCalls(ABC):
+    """The newest call for each key, for ``on_conflict="cancel_running"``."""
+
+    @abstractmethod
+    def note(
         self, key: str, call: NewestCall, /, *, ttl: float, timeout: float, reservation: str = ""
     ) -> NewestCall:
         """Note ``call`` as the newest of ``key`` for ``ttl`` seconds; return the newest call.
@@ -704,33 +668,67 @@ class Store(ABC):
         newest call, the reservation of ``key`` with the token ``reservation`` is deleted, and a
         client that waits for ``key`` is woken.
         """
-        return call
 
-    def newest_calls(self, keys: Sequence[str], /, *, timeout: float) -> list[NewestCall | None]:
-        """The newest call of each of ``keys``, or None; read in one round trip."""
-        return [None] * len(keys)
+    @abstractmethod
+    def of(self, keys: Sequence[str], /, *, timeout: float) -> list[NewestCall | None]:
+        """The newest call for each of ``keys``, or None; read in one round trip."""
 
-    def texts(self, pattern: str, /) -> Iterator[tuple[str, str, float]]:
-        """List the keys that match the glob ``pattern``, sorted: completion records and notes.
 
-        This is for operators. Each key comes with its text and its ttl in seconds. A record is
-        ``<state> <sequence> <nonce>``. Empty if the store can't list them.
-        """
-        return iter(())
+class QueuedArguments(ABC):
+    """The arguments of queued messages, which later calls may replace (``debounce``)."""
 
-    def waiting(self, keys: Sequence[str], /) -> list[int | None]:
-        """For operators: the number of clients in the wait queue for each of ``keys``.
-
-        None: the store knows no waiting clients.
-        """
-        return [None] * len(keys)
-
-    def replace_arguments(self, request: ReplaceArguments, /, *, timeout: float) -> Replaced:
+    @abstractmethod
+    def replace(self, request: ReplaceArguments, /, *, timeout: float) -> Replaced:
         """Replace the arguments of a queued message; the grant of its lease returns the last ones.
 
         In one step with the check of the claim: after that grant, the reply is NOT_QUEUED.
         """
-        return Replaced.FIXED
+
+
+class Schedule(ABC):
+    """The last runs of schedule entries, which the elected Beat replaces."""
+
+    @abstractmethod
+    def authorize(self, request: AuthorizeRun, /, *, timeout: float) -> Authorization:
+        """Replace an entry's last run if the leader's token and ``expected`` are stored."""
+
+    @abstractmethod
+    def last_runs(self, keys: Sequence[str], /, *, timeout: float) -> list[str | None]:
+        """The last run at each of ``keys``, or None; read in one round trip."""
+
+
+class Operators(ABC):
+    """What people see and do: the command line, the dashboard and the doctor.
+
+    Attributes:
+        progress: Called with what a long search has done so far, in words, unless it's None.
+    """
+
+    progress: Callable[[str], None] | None = None
+
+    @abstractmethod
+    def scan(self, pattern: str, /) -> Iterator[Record]:
+        """All records whose keys match the glob ``pattern``, sorted by key; not a snapshot."""
+
+    @abstractmethod
+    def free(self, key: str, token: str | None, /, by: OperatorRelease | None = None) -> bool:
+        """Delete ``key``, of any kind, if ``token`` holds it (None: any token).
+
+        Raises the shard's fence, so that a later grant is above the writes of the old holder.
+        With ``by``, the text ``<token> <by as JSON>`` is stored at `Keyspace.note` for `NOTE_TTL`.
+        """
+
+    @abstractmethod
+    def notes(self, keys: Sequence[str], /, *, timeout: float) -> list[str | None]:
+        """The notes of :meth:`free` at each of ``keys``, or None; read in one round trip."""
+
+    @abstractmethod
+    def texts(self, pattern: str, /) -> Iterator[tuple[str, str, float]]:
+        """List the keys that match the glob ``pattern``, sorted: completion records and notes.
+
+        Each key comes with its text and its ttl in seconds. A record is ``<state> <sequence>
+        <nonce>``.
+        """
 
     def problems(self, key: str, /) -> list[str]:
         """Reasons why apps would not see each other's locks with ``key``'s prefix; may be empty."""
@@ -770,11 +768,54 @@ class Store(ABC):
             for key, text, _ in self.texts(pattern):
                 texts(key, text)
 
-    def missing_rights(self, key: str, /, *, queue_of_calls: bool = False) -> list[str]:
-        """The commands that waking the clients waiting for ``key`` needs and the login lacks.
 
-        Args:
-            key: A key that is not held.
-            queue_of_calls: Those that the queue of the key needs instead.
+class Store:
+    """A store: leases and claims, and the parts that not every store has.
+
+    Subclass it to add a store. A worker refuses the options whose part is missing.
+
+    Attributes:
+        capabilities: What the leases of this store can do.
+        leases: Required.
+        claims: Required.
+        operators: None: the command line, the dashboard and `explain` can't show the locks.
+        schedule: None: Beat can't be elected.
+        wait_queue: None: clients that wait for a key poll.
+        call_queue: None: no task can have ``on_conflict="queue"``.
+        newest_calls: None: no task can have ``on_conflict="cancel_running"``.
+        arguments: None: no task can have ``on_duplicate="replace"``.
+        async_releases: None: each release waits for its reply.
+    """
+
+    capabilities: Capabilities
+    leases: Leases
+    claims: Claims
+    operators: Operators | None = None
+    schedule: Schedule | None = None
+    wait_queue: WaitQueue | None = None
+    call_queue: CallQueue | None = None
+    newest_calls: NewestCalls | None = None
+    arguments: QueuedArguments | None = None
+    async_releases: AsyncReleases | None = None
+
+    def watch_connections(self, watch: ConnectionWatch, /) -> None:
+        """Report each connection of this process to ``watch``, from now on.
+
+        A server that has lost its data has also lost its connections, so the heartbeat renews all
+        leases soon when a connection has ended. Without reports, it finds the loss of a lease at
+        the next renewal.
         """
-        return []
+
+    def close(self) -> None:
+        """Close this process's connections."""
+
+
+def operators_of(store: Store) -> Operators:
+    """The part for operators.
+
+    Raises:
+        StoreError: The store has none.
+    """
+    if store.operators is None:
+        raise StoreError(f"the store {store.capabilities.name!r} can't list or free its keys")
+    return store.operators

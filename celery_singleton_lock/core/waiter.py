@@ -49,8 +49,11 @@ class Waiter:
 
     def __init__(self, locker: Locker, request: Acquire) -> None:
         self._locker, self.clock = locker, locker.clock
-        self._ticket = locker.store.ticket(
-            request.slots[0], request.token.nonce, timeout=timeout_for(request.ttl)
+        queue, timeout = locker.store.wait_queue, timeout_for(request.ttl)
+        self._ticket = (
+            None
+            if queue is None
+            else queue.ticket(request.slots[0], request.token.nonce, timeout=timeout)
         )
         self._arrived_at = self.clock.now()
         self._counted = False  # whether the store may count this client in the queue

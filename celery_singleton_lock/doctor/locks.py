@@ -5,23 +5,33 @@ from __future__ import annotations
 import os
 import secrets
 import statistics
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
+from ..core.call_queue import CallQueue
 from ..core.heartbeat import MAX_TIMEOUT, timeout_for
 from ..core.lease import Holder, Lease, Token
-from ..core.store import RENEWED, Acquire, Granted, Release, ReleaseReply
+from ..core.store import (
+    NO_KEYS,
+    RENEWED,
+    Acquire,
+    Granted,
+    Release,
+    ReleaseReply,
+    WaitQueue,
+    operators_of,
+)
 from ..errors import DOCS, StoreError, StoreUnavailable
 from ..inspection import HeldKey, overdue, unique_for_by_task
 from ..key_queue.hint import STALLED_AFTER
 from ..key_queue.inspection import heads
 from ..runtime import IN_MEMORY
-from ..stores.redis.store import NAMES, RedisStore
 from ..stores.remedies import fault_of
 from ..worker.other_prefix import PAGE, leases_elsewhere, text_of
-from .context import Context, Findings, error, note, ok, warning
+from .context import Context, Finding, Findings, error, note, ok, warning
 from .servers import is_slow
 
 # Measurements for a median that one slow reply doesn't change; 1 s on a link of 25 ms.
@@ -48,7 +58,7 @@ def check_processes(context: Context) -> Findings:
 def check_shards(context: Context) -> Findings:
     """Whether all apps with this prefix use the same number of shards."""
     with suppress(StoreError):  # check_leases reports it
-        for problem in context.store.problems(context.runtime.keyspace.lock("", "")):
+        for problem in operators_of(context.store).problems(context.runtime.keyspace.lock("", "")):
             yield error("shards", problem, "one singleton_lock_url for all apps of this prefix")
 
 
@@ -58,8 +68,8 @@ def check_leases(context: Context) -> Findings:
         median = statistics.median(_operation_time(context) for _ in range(_ROUNDS))
     except StoreError as exc:
         subject, remedy = fault_of(context.kind, exc)
-        if subject == "rights" and isinstance(context.store, RedisStore):
-            yield from _missing_basics(context, exc)
+        if subject == "rights" and (finding := _missing_basics(context)):
+            yield finding
             return
         if isinstance(exc, StoreUnavailable):
             remedy += "; until then tasks are requeued"
@@ -73,25 +83,27 @@ def check_leases(context: Context) -> Findings:
         text = f"{median * 1000:.1f} ms a reply; {shortest} with ttl={ttl:g} s waits {wait:.0f} ms"
         yield warning("latency", text, "a longer ttl, or a store that is nearer")
     # It comes last, because an error of the store ends this check.
-    if context.store.capabilities.wakes_waiters:
-        yield from _check_waiting(context)
-    if context.store.call_queue is not None:
-        yield from _check_queue_rights(context)
+    if context.store.wait_queue is not None:
+        yield _check_waiting(context, context.store.wait_queue)
+    if context.store.call_queue is not None and context.queue_tasks:
+        yield from _check_queue_rights(context, context.store.call_queue)
 
 
-def _missing_basics(context: Context, refusal: StoreError) -> Findings:
-    """What to grant to a login to which the store refuses a lease."""
+def _missing_basics(context: Context) -> Finding | None:
+    """What to grant to a login to which the store refuses a lease; None: it is not known."""
     keyspace = context.runtime.keyspace
-    missing = context.store.missing_basics(keyspace.lock(SCOPE, secrets.token_hex(8)))
+    key = keyspace.lock(SCOPE, secrets.token_hex(8))
+    missing = context.store.leases.missing_rights(key)
+    if not missing:
+        return None
     pattern = f"~{keyspace.match_all().partition('{')[0]}*"
-    grants = [pattern if name == NAMES else f"+{name.lower()}" for name in missing]
-    commands = [name for name in missing if name != NAMES]
+    grants = [pattern if name == NO_KEYS else f"+{name.lower()}" for name in missing]
+    commands = [name for name in missing if name != NO_KEYS]
     lacks = [f"the commands {', '.join(commands)}"] if commands else []
-    lacks += [f"the keys {pattern.removeprefix('~')}"] if NAMES in missing else []
-    text = f"the login may not use {' and '.join(lacks)}: no locks" if lacks else str(refusal)
+    lacks += [f"the keys {pattern.removeprefix('~')}"] if NO_KEYS in missing else []
+    text = f"the login may not use {' and '.join(lacks)}: no locks"
     # A right to a part of the keys is missing for a command alone.
-    rights = f"grant {' '.join(grants)}" if grants else "grant the login its rights"
-    yield error("rights", text, f"{rights}, see {_RIGHTS_PAGE}")
+    return error("rights", text, f"grant {' '.join(grants)}, see {_RIGHTS_PAGE}")
 
 
 def _operation_time(context: Context) -> float:
@@ -103,40 +115,41 @@ def _operation_time(context: Context) -> float:
     holder = Holder(task_id=token.task_id, worker=worker, pid=os.getpid(), since=clock.wall())
     own: dict[str, Any] = {"token": token, "holder": holder, "ttl": _TTL}
     begin = clock.now()
-    granted = store.acquire(Acquire(slots=(key,), **own), timeout=MAX_TIMEOUT)
+    granted = store.leases.acquire(Acquire(slots=(key,), **own), timeout=MAX_TIMEOUT)
     lease = Lease(key=key, valid_until=begin + _TTL, acquired_at=begin, clock=clock, **own)
-    renewed = store.renew([lease], timeout=MAX_TIMEOUT)
-    released = store.release(Release(keys=(key,), token=token), timeout=MAX_TIMEOUT)
+    renewed = store.leases.renew([lease], timeout=MAX_TIMEOUT)
+    released = store.leases.release(Release(keys=(key,), token=token), timeout=MAX_TIMEOUT)
     if (isinstance(granted, Granted), renewed, released) != (True, [RENEWED], ReleaseReply.OURS):
         raise StoreError(f"a lease of its own was not kept: {granted}, {renewed}, {released}")
     return (clock.now() - begin) / 3
 
 
-def _check_waiting(context: Context) -> Findings:
+def _check_waiting(context: Context, queue: WaitQueue) -> Finding:
     """Whether the login has the rights to wake waiting calls."""
-    key = context.runtime.keyspace.lock(SCOPE, secrets.token_hex(8))
-    missing = context.store.missing_rights(key)
+    missing = queue.missing_rights(context.runtime.keyspace.lock(SCOPE, secrets.token_hex(8)))
+    if not missing:
+        return ok("waiting", "a call that waits for a key is woken when the key is released")
+    text = (
+        f"the login may not use {', '.join(missing)}: a call that waits for a key isn't woken "
+        "when the key is released, but asks every half second"
+    )
+    return note("waiting", text, _granting(missing))
+
+
+def _check_queue_rights(context: Context, queue: CallQueue) -> Findings:
+    """Whether the login has the rights for the queues of keys, if a task has one."""
+    missing = queue.missing_rights(context.runtime.keyspace.lock(SCOPE, secrets.token_hex(8)))
     if missing:
         text = (
-            f"the login may not use {', '.join(missing)}: a call that waits for a key isn't woken "
-            "when the key is released, but asks every half second"
-        )
-        rights = " ".join(f"+{name.lower()}" for name in missing)
-        yield note("waiting", text, f"grant {rights}, see {_RIGHTS_PAGE}")
-    else:
-        yield ok("waiting", "a call that waits for a key is woken when the key is released")
-
-
-def _check_queue_rights(context: Context) -> Findings:
-    """Whether the login has the rights for the queues of keys, if a task has one."""
-    key, tasks = context.runtime.keyspace.lock(SCOPE, secrets.token_hex(8)), context.queue_tasks
-    if tasks and (missing := context.store.missing_rights(key, queue_of_calls=True)):
-        text = (
             f'the login may not use {", ".join(missing)}: calls with on_conflict="queue" are '
-            f"refused: {tasks}"
+            f"refused: {context.queue_tasks}"
         )
-        rights = " ".join(f"+{name.lower()}" for name in missing)
-        yield error("rights", text, f"grant {rights}, see {_RIGHTS_PAGE}")
+        yield error("rights", text, _granting(missing))
+
+
+def _granting(commands: Sequence[str]) -> str:
+    """The remedy for a login that lacks ``commands``."""
+    return f"grant {' '.join(f'+{name.lower()}' for name in commands)}, see {_RIGHTS_PAGE}"
 
 
 def check_prefix(context: Context) -> Findings:
@@ -160,7 +173,7 @@ def check_keys(context: Context) -> Findings:
     now = datetime.fromtimestamp(context.runtime.clock.wall(), UTC)
     unique_for = unique_for_by_task(context.app)
     pattern = context.runtime.keyspace.match_all()
-    own, size = 0, context.store.size()
+    own, size = 0, operators_of(context.store).size()
 
     def count(key: str, text: str) -> None:
         nonlocal own
@@ -168,7 +181,9 @@ def check_keys(context: Context) -> Findings:
 
     # Other stores than Redis would read everything a second time for the texts.
     texts = None if size is None else count
-    for record in context.store.survey(pattern, lambda *one: foreign.append(one), texts=texts):
+    for record in operators_of(context.store).survey(
+        pattern, lambda *one: foreign.append(one), texts=texts
+    ):
         own += 1
         if seconds := overdue(HeldKey.of(record), unique_for.get(record.holder.task), now):
             late[record.key] = seconds

@@ -16,7 +16,7 @@ from ..stores.eviction import REMEDY, eviction_of, policy_of
 from ..stores.redis.cluster import Topology
 from ..stores.redis.connection import OPERATOR_TIMEOUT, Connections
 from ..stores.redis.sentinel import SentinelConnections
-from ..stores.redlock.store import read_nodes
+from ..stores.redlock.url import read_nodes
 from ..stores.remedies import fault_of
 from ..stores.urls import Address, StoreUrl
 from .context import Context, Findings, Server, error, note, ok, warning

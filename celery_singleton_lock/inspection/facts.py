@@ -19,7 +19,7 @@ from ..celery_compat import limit_backend_timeouts, result_meta
 from ..core.executor import within
 from ..core.heartbeat import interval_of, timeout_for
 from ..core.lease import OperatorRelease, Token
-from ..core.store import CompletionState
+from ..core.store import CompletionState, operators_of
 from ..errors import LockConflict
 from ..key_names import without_prefix
 from ..key_queue.inspection import CallInQueue, call_before, find_call
@@ -342,7 +342,9 @@ class _Stored:
                     found.released = found.released or by
 
         every, held_key = runtime.keyspace.match_all(), reader(runtime)
-        for record in runtime.store.survey(every, lambda key, reason: None, texts=read):
+        for record in operators_of(runtime.store).survey(
+            every, lambda key, reason: None, texts=read
+        ):
             held = held_key(record)
             if is_of_task(record, task_id):
                 found.own.append(held)

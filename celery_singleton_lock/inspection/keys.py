@@ -30,6 +30,7 @@ from ..core.key import Keyspace, stored_names
 from ..core.lease import HANDOFF_TASK, Kind, OperatorRelease, Phase, Record, Token
 from ..core.locker import notice_free
 from ..core.process import is_proven_dead
+from ..core.store import operators_of
 from ..errors import SingletonLockError, StoreError, StoreUnavailable
 from ..key_queue import inspection as queues
 from ..policy import Policy
@@ -256,7 +257,7 @@ def held_keys(
         SingletonLockError: You ask for waiting clients, but the store doesn't know them.
     """
     runtime, conditions = Runtime.of(app), conditions or Filter()
-    records = runtime.store.survey(runtime.keyspace.match_all(), report)
+    records = operators_of(runtime.store).survey(runtime.keyspace.match_all(), report)
     found: Iterator[HeldKey]
     if counts_calls:
         found = _with_calls(app, conditions, records)
@@ -284,11 +285,14 @@ def find_key(app: Celery, name: str) -> HeldKey | None:
         AmbiguousKey: ``name`` is the short name of several keys.
     """
     runtime = Runtime.of(app)
-    if runtime.keyspace.is_full(name) and (record := runtime.store.inspect(name)) is not None:
+    if (
+        runtime.keyspace.is_full(name)
+        and (record := runtime.store.leases.inspect(name)) is not None
+    ):
         return reader(runtime)(record)
     wanted, found = stored_names(name), defaultdict[int, list[Record]](list)
     try:
-        records = [*runtime.store.scan(runtime.keyspace.match_all())]
+        records = [*operators_of(runtime.store).scan(runtime.keyspace.match_all())]
     except StoreUnavailable:
         raise
     except StoreError:
@@ -310,7 +314,7 @@ def find_task(app: Celery, task_id: str) -> HeldKey | None:
         AmbiguousKey: The task holds several keys.
     """
     runtime = Runtime.of(app)
-    records = runtime.store.scan(runtime.keyspace.match_all())
+    records = operators_of(runtime.store).scan(runtime.keyspace.match_all())
     found = [record for record in records if is_of_task(record, task_id)]
     leases = [record for record in found if record.kind is not Kind.CLAIM]
     return _only(runtime, task_id, leases or found)
@@ -335,7 +339,7 @@ def release(app: Celery, key: str, token: str | None, *, reason: str = "", user:
     at = runtime.clock.wall()
     who, why = user or names.login(), reason[:_MAX_REASON_CHARS]
     by = OperatorRelease(user=who, host=gethostname(), reason=why, at=at)
-    is_freed = runtime.store.free(key, token, by)
+    is_freed = operators_of(runtime.store).free(key, token, by)
     if is_freed and runtime.keyspace.is_lock(key):
         notice_free(runtime.store, key)
     return is_freed
@@ -369,13 +373,13 @@ def _only(runtime: Runtime, name: str, records: Sequence[Record]) -> HeldKey | N
 
 def _with_waiting(runtime: Runtime, found: Iterator[HeldKey]) -> Iterator[HeldKey]:
     store = runtime.store
-    if not store.capabilities.wakes_waiters:
+    if (queue := store.wait_queue) is None:
         raise SingletonLockError(
             f"the store {store.capabilities.name!r} keeps no wait queues, so the clients that wait "
             "for a key are not known: they poll"
         )
     while some := [*islice(found, _COUNTED_AT_ONCE)]:
-        counts = store.waiting([held.key for held in some])
+        counts = queue.lengths([held.key for held in some])
         for held, count in zip(some, counts, strict=True):
             yield replace(held, waiting=0 if held.is_claim else count)
 

@@ -124,7 +124,7 @@ def free_claim(runtime: Runtime, message: StoredMessage, *, timeout: float) -> N
     """
     token, claim = claim_in(message.headers, runtime)
     if claim is not None:
-        runtime.store.change_claim(token, claim.freed(), timeout=timeout)
+        runtime.store.claims.change(token, claim.freed(), timeout=timeout)
 
 
 def emit(runtime: Runtime, name: EventName, key: str, task_id: str, task: str, **data: Any) -> None:

@@ -129,7 +129,7 @@ class Publication(PendingCall):
         The run takes the claim itself, so a call that fails before its run claims nothing.
         """
         claim, runtime = self._claim(), self.runtime
-        existing, running = runtime.store.inspect(claim.key), runtime.app.current_worker_task
+        existing, running = runtime.store.leases.inspect(claim.key), runtime.app.current_worker_task
         if existing is not None and (
             claim.is_period or not continues(running, Token.task_id_of(existing.token))
         ):
@@ -157,7 +157,7 @@ class Publication(PendingCall):
         change = replace(claim.queued(), ttl=min(claim.unique_for, _PUBLISHED_WITHIN))
 
         def send(store: Store) -> None:
-            store.change_claim(token, change, timeout=_TIMEOUT)
+            store.claims.change(token, change, timeout=_TIMEOUT)
 
         self.runtime.locker.queue.ask(send, change.ttl, lambda why: None)
 
@@ -266,7 +266,7 @@ class Publication(PendingCall):
         runtime, message = self.runtime, "" if claim.arguments is None else token.call_id
 
         def send(store: Store) -> None:
-            store.change_claim(token, claim.freed(message), timeout=_TIMEOUT)
+            store.claims.change(token, claim.freed(message), timeout=_TIMEOUT)
 
         def note_orphan() -> None:
             # The next try in this process must not be answered with a call that was never
@@ -304,8 +304,8 @@ def is_chords_body(running: Any, task_id: str) -> bool:
 def _ask(runtime: Runtime, call: ClaimRequest) -> Record | None:
     asked_at = runtime.clock.now()
     try:
-        return runtime.store.take_claim(call, timeout=_TIMEOUT)
+        return runtime.store.claims.take(call, timeout=_TIMEOUT)
     except StoreUnavailable:
         if runtime.clock.now() - asked_at > _SHOWS_AT_ONCE:
             raise
-        return runtime.store.take_claim(call, timeout=_TIMEOUT)
+        return runtime.store.claims.take(call, timeout=_TIMEOUT)

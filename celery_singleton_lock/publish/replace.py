@@ -58,7 +58,9 @@ class Replacement:
             due_in=self.due_in,
             due_max=self.policy.debounce_max,
         )
-        return store.replace_arguments(request, timeout=_TIMEOUT)
+        if store.arguments is None:
+            return Replaced.FIXED
+        return store.arguments.replace(request, timeout=_TIMEOUT)
 
 
 def check_replaceable(task: str, store: Store, *, through_others: bool = False) -> None:
@@ -72,7 +74,7 @@ def check_replaceable(task: str, store: Store, *, through_others: bool = False) 
     Raises:
         SettingsError: The store can't replace arguments, or a base class may change them.
     """
-    if not store.capabilities.replaces_arguments:
+    if store.arguments is None:
         raise SettingsError(
             f'{task} has on_duplicate="replace", but the store ({store.capabilities.name}) can\'t '
             "replace the arguments of a queued message: use Redis or Valkey (alone, Sentinel, "

@@ -181,13 +181,15 @@ class Readings:
     def _probe(self) -> str:
         runtime = Runtime.of(self.app)
         try:
-            runtime.store.trace(runtime.keyspace.lock(SCOPE, "probe"), timeout=_PROBE_TIMEOUT)
+            runtime.store.leases.trace(
+                runtime.keyspace.lock(SCOPE, "probe"), timeout=_PROBE_TIMEOUT
+            )
         except SingletonLockError as exc:
             return str(exc)
         return ""
 
     def _held_keys(self) -> list[HeldKey]:
-        if Runtime.of(self.app).store.capabilities.wakes_waiters:
+        if Runtime.of(self.app).store.wait_queue is not None:
             try:
                 return list(inspection.held_keys(self.app, counts_waiting=True, counts_calls=True))
             except StoreUnavailable:

@@ -100,6 +100,7 @@ class ConsensusStore(TransitionStore):
         fence_base: int = 0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        super().__init__()
         #: Members, login and options.
         self.url = StoreUrl.parse(url, port=self.port, host="", known=self.options, options=options)
         self._clock = clock or SystemClock()

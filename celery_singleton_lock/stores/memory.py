@@ -5,29 +5,31 @@ from __future__ import annotations
 import fnmatch
 import threading
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Final, TypeVar
 
-from ..core.call_queue import Hint
 from ..core.clock import Clock
-from ..core.store import (
-    Acquire,
-    Capabilities,
-    Granted,
-    QueuedAcquire,
-    QueuedRelease,
-    Refused,
-    Release,
-    ReleaseReply,
-)
+from ..core.store import Acquire, Capabilities, Granted, QueuedAcquire, Refused
 from .memory_queue import MemoryCallQueue
-from .transitions import Draft, Entry, Transition, TransitionStore
+from .transitions import Draft, Entry, Transition, TransitionLeases, TransitionStore
 
 Reply = TypeVar("Reply")
 
 # Number of entries at which expired ones are removed. The next sweep is at twice the entries that
 # remain, so that a write examines two entries on average.
 _SWEEP_AT: Final = 256
+
+
+class MemoryLeases(TransitionLeases):
+    """The leases, of which a call of a queue gets one in its turn."""
+
+    def __init__(self, store: TransitionStore, queue: MemoryCallQueue) -> None:
+        super().__init__(store)
+        self._queue = queue
+
+    def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
+        if isinstance(request, QueuedAcquire):
+            return self._queue.acquire(request, timeout=timeout)
+        return super().acquire(request, timeout=timeout)
 
 
 class MemoryStore(TransitionStore):
@@ -38,37 +40,20 @@ class MemoryStore(TransitionStore):
         fence_base: Fences are above this number.
     """
 
+    capabilities = Capabilities(fence=True, name="memory")
+
     def __init__(self, clock: Clock, *, fence_base: int = 0) -> None:
+        super().__init__()
         self._clock = clock
         self._fence = fence_base
         # For each key, its entry and the time of its expiry on the clock.
         self._entries: dict[str, tuple[Entry, float]] = {}
         self._sweep_at = _SWEEP_AT
         self._guard = threading.RLock()
-
-        def free(key: str) -> None:
-            self.free(key, None)
-
-        self.call_queue = self._queue = MemoryCallQueue(
-            clock, self._guard, self.inspect, free, self.change_claim
+        self.call_queue = MemoryCallQueue(
+            clock, self._guard, self.leases, self.claims, self.operators
         )
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(fence=True, name="memory")
-
-    def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
-        if isinstance(request, QueuedAcquire):
-            return self._queue.acquire(request, partial(super().acquire, request, timeout=timeout))
-        return super().acquire(request, timeout=timeout)
-
-    def release(self, request: Release, /, *, timeout: float = 0) -> ReleaseReply:
-        return super().release(request, timeout=timeout)
-
-    def release_queued(
-        self, request: QueuedRelease, /, *, timeout: float = 0
-    ) -> tuple[ReleaseReply, Hint | None]:
-        return self._queue.release(request, partial(super().release, request, timeout=timeout))
+        self.leases = MemoryLeases(self, self.call_queue)
 
     def transact(self, transition: Transition[Reply], timeout: float) -> tuple[Reply, int]:
         with self._guard:
@@ -87,9 +72,6 @@ class MemoryStore(TransitionStore):
             entry, end = entries[key]
             if now < end and fnmatch.fnmatchcase(key, pattern):
                 yield key, Entry(entry.value, end - now, entry.renewed)
-
-    def close(self) -> None:
-        """Do nothing: there are no connections."""
 
     def _write(self, changes: Mapping[str, Entry | None], now: float) -> int:
         # Microseconds, like the fences of Redis.

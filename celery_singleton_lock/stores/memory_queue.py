@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -20,10 +20,13 @@ from ..core.call_queue import (
 )
 from ..core.clock import Clock
 from ..core.key import Keyspace
-from ..core.lease import Kind, Phase, Record, Token
+from ..core.lease import Kind, Phase, Token
 from ..core.store import (
     ClaimChange,
+    Claims,
     Granted,
+    Leases,
+    Operators,
     QueuedAcquire,
     QueuedRelease,
     Refused,
@@ -129,30 +132,29 @@ class MemoryCallQueue(CallQueue):
     Args:
         clock: The clock of the store.
         guard: The lock of the store.
-        inspect: Returns the record that holds a key.
-        free: Deletes a key.
-        change_claim: Changes a claim, as :meth:`Store.change_claim`.
+        leases: The leases of the store, without their queues.
+        claims: Its claims.
+        operators: Frees keys.
     """
 
     def __init__(
         self,
         clock: Clock,
         guard: threading.RLock,
-        inspect: Callable[[str], Record | None],
-        free: Callable[[str], None],
-        change_claim: Callable[[Token, ClaimChange], None],
+        leases: Leases,
+        claims: Claims,
+        operators: Operators,
     ) -> None:
-        self._clock, self._guard, self._inspect, self._free = clock, guard, inspect, free
-        self._change_claim = change_claim
+        self._clock, self._guard = clock, guard
+        self._leases, self._claims, self._operators = leases, claims, operators
+        self._inspect = leases.inspect
         self._queues: dict[str, _Queue] = {}
         self._ends: dict[tuple[str, str], _CallEnd] = {}
 
     # --- for the store ---------------------------------------------------------------------------
 
-    def acquire(
-        self, request: QueuedAcquire, acquire: Callable[[], Granted | Refused]
-    ) -> Granted | Refused:
-        """The steps of ``queue_acquire.lua`` around those of ``acquire``."""
+    def acquire(self, request: QueuedAcquire, /, *, timeout: float = 0) -> Granted | Refused:
+        """The steps of ``queue_acquire.lua``."""
         key, token = request.slots[0], request.token
         with self._guard:
             if self._has_ended(key, token):
@@ -180,7 +182,7 @@ class MemoryCallQueue(CallQueue):
             ):
                 call.state, queue.due = "x", self._clock.now()
                 return Refused(relation=Relation.LOST)
-            reply = acquire()
+            reply = self._leases.acquire(request, timeout=timeout)
             if isinstance(reply, Refused):
                 if reply.relation is Relation.DONE and call is not None:
                     queue.due = self._clock.now()
@@ -204,14 +206,14 @@ class MemoryCallQueue(CallQueue):
             return reply
 
     def release(
-        self, request: QueuedRelease, release: Callable[[], ReleaseReply]
+        self, request: QueuedRelease, /, *, timeout: float = 0
     ) -> tuple[ReleaseReply, Hint | None]:
-        """The steps of ``queue_release.lua`` around those of ``release``."""
+        """The steps of ``queue_release.lua``."""
         key, token = request.keys[0], request.token
         with self._guard:
             queue = self._queues.get(key, _Queue())
             end, call = self._end_of(key, token.call_id), queue.calls.get(token.call_id)
-            reply = release()
+            reply = self._leases.release(request, timeout=timeout)
             hinted: _Call | None = None
             # Newer: a retry with another key, whose own retry has come back and joined this queue.
             is_newer = call is not None and call.number[:2] > (token.nesting, token.retries)
@@ -270,7 +272,7 @@ class MemoryCallQueue(CallQueue):
                 if request.claim:
                     ttl = request.claim_ttl
                     change = ClaimChange(key=request.claim, phase=Phase.QUEUED, ttl=ttl)
-                    self._change_claim(token, change)
+                    self._claims.change(token, change, timeout=timeout)
             elif call.state == "x":
                 return Place.WAITING, 0
             elif call.number > number or (call.number == number and call.message):
@@ -403,7 +405,7 @@ class MemoryCallQueue(CallQueue):
             if kind is Kind.LEASE or is_older or (call.begun and request.only_unbegun):
                 return Removal.RUNNING, None
             if kind is Kind.RESERVED:  # for its retry
-                self._free(key)
+                self._operators.free(key, None)
             hinted = self._take_out(key, call, token, request.ended_ttl, request.may_return_from)
             return Removal.REMOVED, hinted.hint(key) if hinted else None
 

@@ -24,14 +24,18 @@ from ..core.store import (
     AuthorizeRun,
     ClaimChange,
     ClaimRequest,
+    Claims,
     CompletionState,
     Granted,
+    Leases,
     Mark,
+    Operators,
     Refused,
     Relation,
     Release,
     ReleaseReply,
     Renewal,
+    Schedule,
     Store,
     Trace,
 )
@@ -245,8 +249,18 @@ class Transition(Generic[Reply]):
 class TransitionStore(Store):
     """A store that reads entries, applies a transition, and writes if none of them has changed.
 
-    A subclass implements ``capabilities``, ``transact``, ``entries`` and ``close``.
+    A subclass implements ``capabilities``, ``transact`` and ``entries``. Its constructor calls that
+    of this class, which makes the parts.
     """
+
+    operators: TransitionOperators
+    schedule: TransitionSchedule
+
+    def __init__(self) -> None:
+        self.leases: Leases = TransitionLeases(self)
+        self.claims = TransitionClaims(self)
+        self.schedule = TransitionSchedule(self)
+        self.operators = TransitionOperators(self)
 
     @abstractmethod
     def entries(self, pattern: str, /) -> Iterator[tuple[str, Entry]]:
@@ -261,6 +275,26 @@ class TransitionStore(Store):
             was written. The numbers of later writes are higher.
         """
 
+    def renew(self, leases: Sequence[Lease], timeout: float) -> list[Renewal]:
+        """See `Leases.renew`."""
+        return self.transact(renewal(leases), timeout)[0]
+
+    def read_texts(self, keys: Sequence[str], timeout: float) -> list[str | None]:
+        """The text at each of ``keys``: a last run or an operator's note; None: there is none."""
+
+        def decide(draft: Draft) -> list[str | None]:
+            return [draft.value(key, str) for key in keys]
+
+        transition = Transition(tuple(dict.fromkeys(keys)), decide)
+        return self.transact(transition, timeout)[0] if keys else []
+
+
+class TransitionLeases(Leases):
+    """See `Leases`."""
+
+    def __init__(self, store: TransitionStore) -> None:
+        self._store = store
+
     def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
         completion = Keyspace.completion(request.slots[0], request.token.attempt)
         # A claim exists since the message was published. A retry and a message that was requeued
@@ -271,19 +305,19 @@ class TransitionStore(Store):
             lambda draft: _acquire(draft, request, completion),
             likely_free=request.slots[0] if is_first and len(request.slots) == 1 else "",
         )
-        reply, number = self.transact(transition, timeout)
+        reply, number = self._store.transact(transition, timeout)
         if isinstance(reply, Granted) and len(request.slots) == 1:
             reply.fence = number
         return reply
 
     def renew(self, leases: Sequence[Lease], /, *, timeout: float = 0) -> list[Renewal]:
-        return self.transact(renewal(leases), timeout)[0]
+        return self._store.renew(leases, timeout)
 
     def release(self, request: Release, /, *, timeout: float = 0) -> ReleaseReply:
         completion = Keyspace.completion(request.keys[0], request.token.attempt)
         keys = (completion, *request.keys, *_claim_keys(request.claim))
         transition = Transition(keys, lambda draft: _release(draft, request, completion))
-        return self.transact(transition, timeout)[0]
+        return self._store.transact(transition, timeout)[0]
 
     def mark(self, request: Mark, /, *, timeout: float = 0) -> None:
         token, claim, ttl = request.token, request.claim, request.ttl
@@ -305,9 +339,23 @@ class TransitionStore(Store):
             if claim and new.state is not CompletionState.DONE and draft.claim(claim.key):
                 draft.change_claim(claim, token.call_id)
 
-        self.transact(Transition((completion, *_claim_keys(claim)), decide), timeout)
+        self._store.transact(Transition((completion, *_claim_keys(claim)), decide), timeout)
 
-    def take_claim(self, request: ClaimRequest, /, *, timeout: float = 0) -> Record | None:
+    def trace(self, key: str, /, *, timeout: float = 0) -> Trace:
+        transition = Transition((key,), lambda draft: draft.record(key))
+        return Trace(record=self._store.transact(transition, timeout)[0])
+
+    def inspect(self, key: str, /) -> Record | None:
+        return self.trace(key, timeout=OPERATOR_TIMEOUT).record
+
+
+class TransitionClaims(Claims):
+    """See `Claims`."""
+
+    def __init__(self, store: TransitionStore) -> None:
+        self._store = store
+
+    def take(self, request: ClaimRequest, /, *, timeout: float = 0) -> Record | None:
         task = request.token.call_id
 
         def decide(draft: Draft) -> Record | None:
@@ -326,17 +374,24 @@ class TransitionStore(Store):
             return record
 
         transition = Transition((request.key,), decide, likely_free=request.key)
-        return self.transact(transition, timeout)[0]
+        return self._store.transact(transition, timeout)[0]
 
-    def change_claim(self, token: Token, change: ClaimChange, /, *, timeout: float = 0) -> None:
+    def change(self, token: Token, change: ClaimChange, /, *, timeout: float = 0) -> None:
         def decide(draft: Draft) -> None:
             claim = draft.claim(change.key)
             if claim and (claim.phase is not Phase.RUNNING or change.phase is Phase.RUNNING):
                 draft.change_claim(change, token.call_id)
 
-        self.transact(Transition((change.key,), decide), timeout)
+        self._store.transact(Transition((change.key,), decide), timeout)
 
-    def authorize_run(self, request: AuthorizeRun, /, *, timeout: float = 0) -> Authorization:
+
+class TransitionSchedule(Schedule):
+    """See `Schedule`."""
+
+    def __init__(self, store: TransitionStore) -> None:
+        self._store = store
+
+    def authorize(self, request: AuthorizeRun, /, *, timeout: float = 0) -> Authorization:
         def decide(draft: Draft) -> Authorization:
             leader, found = draft.record(request.leader), draft.value(request.entry, str)
             if not leader or (leader.kind, leader.token) != (Kind.LEASE, str(request.token)):
@@ -348,28 +403,24 @@ class TransitionStore(Store):
             draft.changes[request.entry] = Entry(request.new, request.ttl)
             return Authorization.AUTHORIZED
 
-        return self.transact(Transition((request.leader, request.entry), decide), timeout)[0]
+        return self._store.transact(Transition((request.leader, request.entry), decide), timeout)[0]
 
     def last_runs(self, keys: Sequence[str], /, *, timeout: float = 0) -> list[str | None]:
-        def decide(draft: Draft) -> list[str | None]:
-            return [draft.value(key, str) for key in keys]
+        return self._store.read_texts(keys, timeout)
 
-        transition = Transition(tuple(dict.fromkeys(keys)), decide)
-        return self.transact(transition, timeout)[0] if keys else []
 
-    def trace(self, key: str, /, *, timeout: float = 0) -> Trace:
-        transition = Transition((key,), lambda draft: draft.record(key))
-        return Trace(record=self.transact(transition, timeout)[0])
+class TransitionOperators(Operators):
+    """See `Operators`."""
 
-    def inspect(self, key: str, /) -> Record | None:
-        return self.trace(key, timeout=OPERATOR_TIMEOUT).record
+    def __init__(self, store: TransitionStore) -> None:
+        self._store = store
 
     def scan(self, pattern: str, /) -> Iterator[Record]:
-        records = (entry.record(key) for key, entry in self.entries(pattern))
+        records = (entry.record(key) for key, entry in self._store.entries(pattern))
         return (record for record in records if record is not None)
 
     def texts(self, pattern: str, /) -> Iterator[tuple[str, str, float]]:
-        for key, entry in self.entries(pattern):
+        for key, entry in self._store.entries(pattern):
             if entry.value is not None:
                 value = entry.value
                 yield key, value if isinstance(value, str) else format_value(value), entry.ttl
@@ -389,7 +440,10 @@ class TransitionStore(Store):
 
         # The number of the next grant is higher than that of this deletion and of the freed lease.
         keys = (key,) if by is None else (key, note)
-        return self.transact(Transition(keys, decide), OPERATOR_TIMEOUT)[0]
+        return self._store.transact(Transition(keys, decide), OPERATOR_TIMEOUT)[0]
+
+    def notes(self, keys: Sequence[str], /, *, timeout: float = 0) -> list[str | None]:
+        return self._store.read_texts(keys, timeout)
 
 
 def _claim_keys(change: ClaimChange | None) -> tuple[str, ...]:

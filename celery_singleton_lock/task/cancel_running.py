@@ -60,9 +60,11 @@ class CallOrder:
             StoreError: The store refuses, or does not answer.
         """
         call = NewestCall(call_id=token.call_id, called_at=self.called_at)
-        store, ttl = self._runtime.store, self._runtime.settings.completion_ttl
-        options = {"ttl": ttl, "timeout": self._timeout}
-        newest = store.note_call(self._key, call, **options, reservation=reservation)
+        newest_calls = self._runtime.store.newest_calls
+        options = {"ttl": self._runtime.settings.completion_ttl, "timeout": self._timeout}
+        newest = call
+        if newest_calls is not None:  # else a worker refuses the option
+            newest = newest_calls.note(self._key, call, **options, reservation=reservation)
         if newest.call_id != token.call_id:
             self.newer = newest
             return

@@ -102,7 +102,7 @@ def change(run: Run, change: ClaimChange, *, ttl: float | None = None) -> None:
     token = run.delivery.token
 
     def send(store: Store) -> None:
-        store.change_claim(token, change, timeout=MAX_TIMEOUT)
+        store.claims.change(token, change, timeout=MAX_TIMEOUT)
 
     def give_up(why: object) -> None:
         logger.warning(CLAIM_NOT_CHANGED, change.key, why, change.key)
@@ -120,7 +120,7 @@ def free_if_queued(run: Run) -> None:
     if run.claim is None:
         return
     try:
-        record = run.runtime.store.inspect(run.claim.key)
+        record = run.runtime.store.leases.inspect(run.claim.key)
     except StoreError:
         return
     if record is not None and record.phase is Phase.QUEUED:

@@ -44,5 +44,5 @@ class Period(Feature):
             ttl=self.run.policy.unique_for,
             prolongs=False,
         )
-        record = runtime.store.take_claim(claim, timeout=MAX_TIMEOUT)
+        record = runtime.store.claims.take(claim, timeout=MAX_TIMEOUT)
         return Refused(relation=Relation.OTHER, record=record) if record else None

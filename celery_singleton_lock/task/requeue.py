@@ -126,7 +126,7 @@ def mark(
     Raises:
         StoreError: The store did not answer.
     """
-    run.runtime.store.mark(_mark_of(run, state, sequence, delay, claim), timeout=MAX_TIMEOUT)
+    run.runtime.store.leases.mark(_mark_of(run, state, sequence, delay, claim), timeout=MAX_TIMEOUT)
 
 
 def mark_done(run: TaskRun, claim: ClaimChange | None) -> None:
@@ -138,7 +138,7 @@ def mark_done(run: TaskRun, claim: ClaimChange | None) -> None:
         runtime.outages.report(why, action, key=key, task=task, task_id=task_id, repeats=True)
 
     error = runtime.locker.queue.ask(
-        lambda store: store.mark(done, timeout=MAX_TIMEOUT), done.ttl, report
+        lambda store: store.leases.mark(done, timeout=MAX_TIMEOUT), done.ttl, report
     )
     if error is not None:
         report(error, "marked-later")

@@ -13,7 +13,7 @@ from celery import Celery
 from ..celery_compat import real_app
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Kind, Lease, Record, Token
-from ..core.store import ClaimChange, ClaimRequest
+from ..core.store import ClaimChange, ClaimRequest, operators_of
 from ..errors import DuplicateTask
 from ..message.header import mint_nonce
 from ..message.skipped import is_skipped
@@ -116,7 +116,7 @@ class SingletonStore:
 
     def held(self) -> list[Record]:
         """Return the records of all held keys, without claims."""
-        records = self.store.scan("*")
+        records = operators_of(self.store).scan("*")
         return [record for record in records if record.kind is not Kind.CLAIM]
 
 
@@ -171,11 +171,11 @@ def hold_claim(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[AsyncResult[
     with ExitStack() as stack:
         for name in (keyspace.claim(task.name, key), keyspace.period(task.name, key)):
             request = ClaimRequest(key=name, token=token, holder=holder, ttl=ttl)
-            if (existing := store.take_claim(request, timeout=MAX_TIMEOUT)) is not None:
+            if (existing := store.claims.take(request, timeout=MAX_TIMEOUT)) is not None:
                 task_id = Token.task_id_of(existing.token)
                 raise DuplicateTask(f"{task_id} has the claim {name!r}", task_id, existing.ttl)
             freed = ClaimChange(key=name, phase=None)
-            stack.callback(store.change_claim, token, freed, timeout=MAX_TIMEOUT)
+            stack.callback(store.claims.change, token, freed, timeout=MAX_TIMEOUT)
         yield task.AsyncResult(token.task_id)
 
 
@@ -194,6 +194,6 @@ def lose_lease(lease: Lease | None = None, *, app: Celery | None = None) -> Leas
     lost = lease or current_lease()
     chosen = real_app(app)
     runtime = Runtime.of(chosen, eager=bool(chosen.conf.task_always_eager))
-    runtime.store.free(lost.key, None)
+    operators_of(runtime.store).free(lost.key, None)
     runtime.locker.heartbeat.ask(lost)
     return lost

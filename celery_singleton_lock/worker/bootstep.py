@@ -290,7 +290,7 @@ def _check_capabilities(task: str, policy: Policy, store: Store) -> None:
         )
     if policy.on_conflict.action is ConflictAction.QUEUE:
         call_queue(task, store)
-    if policy.on_conflict.action is ConflictAction.CANCEL_RUNNING and not able.orders_calls:
+    if policy.on_conflict.action is ConflictAction.CANCEL_RUNNING and store.newest_calls is None:
         raise SettingsError(
             f'{task} has on_conflict="cancel_running", but the store ({able.name}) does not keep '
             'the order of calls: use Redis, Valkey, Sentinel or Cluster, or on_conflict="wait"'
@@ -370,7 +370,8 @@ def _check_store(runtime: Runtime) -> None:
     """
     store = runtime.store
     with _reporting_faults(runtime):
-        if problems := store.problems(runtime.keyspace.lock("", "")):
+        operators, key = store.operators, runtime.keyspace.lock("", "")
+        if operators is not None and (problems := operators.problems(key)):
             raise SettingsError(problems[0])
         if reason := why_no_leases(runtime):
             runtime.refuse_evictable_leases(is_known=True)
@@ -426,8 +427,8 @@ def _try_out(runtime: Runtime, store: Store) -> None:
     key, token = runtime.keyspace.lock("singleton-start", nonce), Token(nonce, 0, 0, nonce)
     holder = Holder(task_id=nonce, worker=runtime.worker, since=runtime.clock.wall())
     call = Acquire(slots=(key,), token=token, holder=holder, ttl=_TRIAL_TTL)
-    store.acquire(call, timeout=MAX_TIMEOUT)
-    store.release(Release(keys=(key,), token=token), timeout=MAX_TIMEOUT)
+    store.leases.acquire(call, timeout=MAX_TIMEOUT)
+    store.leases.release(Release(keys=(key,), token=token), timeout=MAX_TIMEOUT)
 
 
 def why_no_leases(runtime: Runtime) -> str:

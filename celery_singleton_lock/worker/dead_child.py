@@ -171,7 +171,7 @@ def _claim_change(
     token = _token(request)
     what = f"{request.task.name}[{request.id}] has ended with the claim {change.key}"
     ttl = change.ttl or request.task.singleton_policy().unique_for
-    return what, ttl, lambda store: store.change_claim(token, change, timeout=MAIN_THREAD_TIMEOUT)
+    return what, ttl, lambda store: store.claims.change(token, change, timeout=MAIN_THREAD_TIMEOUT)
 
 
 def _claim_after(
@@ -287,9 +287,9 @@ def _release(store: Store, *, call: Release, end: _LeaseEnd) -> None:
     """
     timeout = _DYING_TIMEOUT if call.become else MAIN_THREAD_TIMEOUT
     try:
-        reply = store.release(call, timeout=timeout)
+        reply = store.leases.release(call, timeout=timeout)
     except StoreUnavailable as exc:
         if not exc.was_idle:
             raise
-        reply = store.release(call, timeout=timeout)
+        reply = store.leases.release(call, timeout=timeout)
     end.reply(reply)

@@ -80,7 +80,7 @@ def _free_claim(app: Any, headers: Mapping[str, Any], reason: str) -> None:
     task = f"{headers.get('task') or ''}[{token.task_id}]"
 
     def send(store: Store) -> None:
-        store.change_claim(token, change, timeout=MAIN_THREAD_TIMEOUT)
+        store.claims.change(token, change, timeout=MAIN_THREAD_TIMEOUT)
         report(task, reason)
 
     what = f"{task} has ended with the claim {claim.key}"

@@ -40,6 +40,8 @@ def leases_elsewhere(runtime: Runtime, store: Store) -> list[Record]:
     Most processes have none to look for, and send nothing. The others read the fence counters,
     whose value is the time of the last grant, and search only if one is fresh.
     """
+    if (operators := store.operators) is None:
+        return []
     end = runtime.clock.now() + _MAX_SEARCH
 
     def check(_: str) -> None:
@@ -52,10 +54,10 @@ def leases_elsewhere(runtime: Runtime, store: Store) -> list[Record]:
         # The login may be one for this prefix alone.
         with suppress(StoreError, _TooLong):
             if _is_fresh(keyspace, store):
-                store.progress = check
-                records = store.scan(keyspace.match_all())
+                operators.progress = check
+                records = operators.scan(keyspace.match_all())
                 found += [one for one in records if _is_ours(one, runtime)]
-    store.progress = None
+    operators.progress = None
     return found
 
 
@@ -73,7 +75,7 @@ def text_of(records: list[Record], runtime: Runtime) -> str:
 def _is_fresh(keyspace: Keyspace, store: Store) -> bool:
     """Whether a lease was granted under this prefix within a day."""
     for shard in keyspace.all_shards():
-        trace = store.trace(f"{shard}::", timeout=MAX_TIMEOUT)
+        trace = store.leases.trace(f"{shard}::", timeout=MAX_TIMEOUT)
         if trace.fence and trace.now - trace.fence / 1e6 < _FRESH:
             return True
     return False

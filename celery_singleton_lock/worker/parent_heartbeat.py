@@ -138,7 +138,7 @@ class ParentHeartbeat:
         timeout = patience(min(lease.ttl for lease in leases), left)
         try:
             with FORK_LOCKS["renewal"]:
-                replies = self._store.renew(leases, timeout=timeout)
+                replies = self._store.leases.renew(leases, timeout=timeout)
         except Exception as exc:
             if not isinstance(exc, StoreError):
                 logger.exception("singleton: unexpected error of the store; renewal is retried")

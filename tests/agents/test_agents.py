@@ -179,7 +179,7 @@ def test_work_that_is_requeued_after_a_lost_lease_runs_again(
 ) -> None:
     [task_id] = stage.publish(("late", [name, name], {"singleton": {"ttl": 1}}))
     stage.journal.wait_for_starts(1, key=name)
-    Runtime.of(stage.app.app).store.free(stage.app.late.lock_key(name), None)
+    Runtime.of(stage.app.app).store.operators.free(stage.app.late.lock_key(name), None)
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
         worker.wait_for_event(EventName.REQUEUED, task_id=task_id, reason="lease lost")
         worker.wait_for_event(EventName.REQUEUED, task_id=task_id, reason="started")
@@ -199,7 +199,7 @@ def test_what_a_call_has_set_and_its_claim_are_read(
     stage.journal.wait_for_starts(1, key=other)
     runtime = Runtime.of(stage.app.app)
     claim = runtime.keyspace.claim("claimed", stage.app.claimed.lock_key(other))
-    assert runtime.store.inspect(claim) is None
+    assert runtime.store.leases.inspect(claim) is None
     stage.open(other)
     stage.result(claimed)
 

@@ -22,7 +22,7 @@ from celery.exceptions import Ignore, Reject
 
 from celery_singleton_lock import OnConflict, SingletonTask, singleton_task
 from celery_singleton_lock.core.store import Acquire, Granted, Refused
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.leases import RedisLeases
 from tests.apps.gate import Gate
 from tests.harness.journal import Journal
 
@@ -63,7 +63,7 @@ IN_WORKER: list[bool] = []
 @signals.worker_init.connect
 def _prepare_worker(**_: Any) -> None:
     IN_WORKER.append(True)
-    RedisStore.acquire = _acquire_slowly  # type: ignore[method-assign]
+    RedisLeases.acquire = _acquire_slowly  # type: ignore[method-assign]
 
 
 def pass_gate(gate: str | None) -> None:
@@ -282,10 +282,10 @@ def unanswered_late(self: Any, name: str, way: str = "succeed", gate: str | None
     return body(self, name, way, gate)
 
 
-_acquire = RedisStore.acquire
+_acquire = RedisLeases.acquire
 
 
-def _acquire_slowly(store: RedisStore, request: Acquire, *, timeout: float) -> Granted | Refused:
+def _acquire_slowly(store: RedisLeases, request: Acquire, *, timeout: float) -> Granted | Refused:
     """As with a network that delays a reply: the store has granted, the worker does not know."""
     reply = _acquire(store, request, timeout=timeout)
     if "unanswered" in request.holder.task and isinstance(reply, Granted):

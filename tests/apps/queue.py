@@ -32,7 +32,7 @@ from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.key_queue import join as publish
 from celery_singleton_lock.key_queue import run_part as module
 from celery_singleton_lock.stores.redis import scripts
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.call_queue import RedisCallQueue
 from tests.apps.gate import Gate
 from tests.harness.journal import Journal
 
@@ -96,15 +96,15 @@ if os.environ.get("NO_JOIN"):
 if os.environ.get("NO_REPLY"):
     unanswered: set[Any] = set()
 
-    def lose_first_reply(store: RedisStore, request: QueuedRelease, *, timeout: float) -> Any:
+    def lose_first_reply(store: RedisCallQueue, request: QueuedRelease, *, timeout: float) -> Any:
         if request.token in unanswered:
             return release(store, request, timeout=timeout)
         unanswered.add(request.token)
-        store._run(scripts.queued_release_command(request), timeout)
+        store._runner.run(scripts.queued_release_command(request), timeout)
         raise StoreUnavailable("no reply")
 
-    release = RedisStore.release_queued
-    RedisStore.release_queued = lose_first_reply  # type: ignore[method-assign]
+    release = RedisCallQueue.release
+    RedisCallQueue.release = lose_first_reply  # type: ignore[method-assign]
 
 
 @cache

@@ -36,7 +36,7 @@ def hold(store: RedlockStore, key: str) -> tuple[float, float] | None:
         granted = False
     end = time.monotonic()
     try:
-        store.release(Release(keys=(key,), token=token), timeout=2)
+        store.leases.release(Release(keys=(key,), token=token), timeout=2)
     except StoreUnavailable:
         pass  # as the worker does: the ttl would free it
     return (begin, end) if granted else None

@@ -24,7 +24,7 @@ from celery.signals import beat_init, before_task_publish
 
 from celery_singleton_lock.core.store import Authorization, AuthorizeRun
 from celery_singleton_lock.instrumentation import beat_leading
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.schedule import RedisSchedule
 
 app = Celery("ticks", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
 app.conf.broker_connection_retry_on_startup = True
@@ -49,10 +49,10 @@ def ambush(place: str) -> None:
         os.kill(os.getpid(), getattr(signal, signal_name))
 
 
-_authorize_tick = RedisStore.authorize_run
+_authorize_tick = RedisSchedule.authorize
 
 
-def authorize_run(self: RedisStore, request: AuthorizeRun, *, timeout: float) -> Authorization:
+def authorize_run(self: RedisSchedule, request: AuthorizeRun, *, timeout: float) -> Authorization:
     """Called by beat when it has looked at its lease for the last time."""
     ambush("authorize")
     return _authorize_tick(self, request, timeout=timeout)
@@ -60,7 +60,7 @@ def authorize_run(self: RedisStore, request: AuthorizeRun, *, timeout: float) ->
 
 @beat_init.connect
 def prepare_beat(**_: Any) -> None:
-    RedisStore.authorize_run = authorize_run  # type: ignore[method-assign]
+    RedisSchedule.authorize = authorize_run  # type: ignore[method-assign]
 
 
 @before_task_publish.connect

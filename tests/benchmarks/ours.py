@@ -72,8 +72,7 @@ def _locker(package: str, url: str, label: str, role: Role) -> Iterator[list[Con
         runtime.locker.release(held, store.Release(keys=(held.key,), token=held.token))
 
     contenders = [Contender(label, role, acquire, give_back)]
-    # An earlier revision may not have this capability's name.
-    if role is Role.OURS and runtime.store.capabilities.releases_async:
+    if role is Role.OURS and runtime.store.async_releases is not None:
         waiting = f"{label}, waiting for the release"
         contenders.append(Contender(waiting, Role.INFORMATION, acquire, release))
     try:

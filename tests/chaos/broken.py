@@ -27,7 +27,7 @@ from celery_singleton_lock.core.retry_queue import RetryQueue
 from celery_singleton_lock.core.store import Acquire, GrantedArguments
 from celery_singleton_lock.key_queue.sweep import QueueSweep
 from celery_singleton_lock.stores.redis import scripts as redis_scripts
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.leases import RedisLeases
 from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.task.cancel_running import CallOrder
 from celery_singleton_lock.task.context import Block
@@ -131,15 +131,15 @@ def _without_order() -> None:
 
 def _without_arguments() -> None:
     """A grant returns the newest arguments, and forgets them: a redelivery has the first ones."""
-    acquire = RedisStore.acquire
+    acquire = RedisLeases.acquire
 
-    def acquire_and_forget(self: RedisStore, request: Acquire, *, timeout: float) -> Any:
+    def acquire_and_forget(self: RedisLeases, request: Acquire, *, timeout: float) -> Any:
         reply = acquire(self, request, timeout=timeout)
         if isinstance(reply, GrantedArguments) and request.claim is not None:
-            self._connections.run([("DEL", request.claim.arguments)], timeout)
+            self._runner.connections.run([("DEL", request.claim.arguments)], timeout)
         return reply
 
-    RedisStore.acquire = acquire_and_forget  # type: ignore[method-assign]
+    RedisLeases.acquire = acquire_and_forget  # type: ignore[method-assign]
 
 
 def _without_observer_thread() -> None:

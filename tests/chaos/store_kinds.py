@@ -19,6 +19,7 @@ from typing import Any
 
 import redis
 
+from celery_singleton_lock.core.store import operators_of
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.redis.cluster import slot_of
 from example_project.private_server import PrivateServer
@@ -319,7 +320,7 @@ class ConsensusMembers(Members):
         try:
             return {
                 record.key: f"held: {record.kind} {record.token} {record.phase or record.fence} "
-                for record in store.scan(EVERY_NAME)
+                for record in operators_of(store).scan(EVERY_NAME)
             }
         finally:
             store.close()

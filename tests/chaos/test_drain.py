@@ -28,10 +28,10 @@ def test_a_lease_is_left_and_what_its_release_leaves_is_not_unless_it_never_expi
     redis_url: str, redis_client: redis.Redis
 ) -> None:
     store = open_store(redis_url, clock=SystemClock())
-    store.acquire(Acquire(slots=(KEY,), token=TOKEN, holder=Holder(), ttl=60), timeout=10)
+    store.leases.acquire(Acquire(slots=(KEY,), token=TOKEN, holder=Holder(), ttl=60), timeout=10)
     assert list(keys_left(redis_client)) == [KEY]
     done = Release(keys=(KEY,), token=TOKEN, completion=CompletionState.DONE, completion_ttl=60)
-    store.release(done, timeout=10)
+    store.leases.release(done, timeout=10)
     assert len(list(redis_client.scan_iter("*"))) >= 2  # its fence counter, its completion record
     assert keys_left(redis_client) == {}
     marker = Keyspace.completion(KEY, TOKEN.attempt)

@@ -344,7 +344,7 @@ def replaced(bench: Bench, lease: Lease) -> None:
 
 
 def freed(bench: Bench, lease: Lease) -> None:
-    assert bench.store.free(lease.key, str(lease.token))
+    assert bench.store.operators.free(lease.key, str(lease.token))
 
 
 however_lost = pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_a_loss_is_reported_where_no_connection_could_take_the_release(
 ) -> None:
     lease = bench.begin(new_key())
     lose(bench, lease)
-    bench.store._connections.close()
+    bench.store.runner.connections.close()
     bench.end(lease)
     assert not bench.is_pending(lease), "it was not waited for"
     assert losses(bench) == [reason]
@@ -420,14 +420,14 @@ def test_a_lease_that_the_store_has_forgotten_was_lost_whatever_became_of_the_co
 
 def lose_reply(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next release be carried out, and its reply get lost with its connection."""
-    send_async = bench.store._connections.send_async
+    send_async = bench.store.runner.connections.send_async
 
     def carry_out_first(command: Any, timeout: float, pending: Any) -> bool:
         bench.raw.execute_command(*command)
         bench.cut()
         return bool(send_async(command, timeout, pending))
 
-    monkeypatch.setattr(bench.store._connections, "send_async", carry_out_first)
+    monkeypatch.setattr(bench.store.runner.connections, "send_async", carry_out_first)
 
 
 @however_noticed
@@ -453,7 +453,7 @@ def test_a_reply_that_arrived_before_its_connection_ended_counts(
     until(lambda: bench.is_free(lease.key))  # the reply is on its way, or in the socket
     if then == "closes":
         bench.cut()
-        bench.store._connections.close()
+        bench.store.runner.connections.close()
     elif then == "breaks":
         # The next command meets the end of the stream behind that reply.
         bench.raw.flushall()
@@ -462,7 +462,7 @@ def test_a_reply_that_arrived_before_its_connection_ended_counts(
             ask(other, new_key(), new_token())
         with suppress(StoreUnavailable):
             marker = Mark(key=new_key(), token=new_token(), state=CompletionState.WAITING, ttl=60.0)
-            bench.store.mark(marker, timeout=timeout_for(TTL))
+            bench.store.leases.mark(marker, timeout=timeout_for(TTL))
     else:
         monkeypatch.setattr(connections, "_CHECKED_AFTER", 0.0)
         monkeypatch.setattr(connections, "MAX_IDLE", 0.0)
@@ -478,7 +478,7 @@ def test_a_release_that_an_acquire_resent_without_success_leaves_a_doubt(
     outcomes: list[tuple[Any, bool]] = []
     lease = bench.begin(new_key())
     request = Release(keys=(lease.key,), token=lease.token)
-    pending = bench.store._pending.begin(
+    pending = bench.store.runner.pending.begin(
         request, TIMEOUT, lambda *outcome: outcomes.append(outcome)
     )
 
@@ -486,11 +486,11 @@ def test_a_release_that_an_acquire_resent_without_success_leaves_a_doubt(
         raise StoreUnavailable("its reply was lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr(bench.store._pending, "_release", carried_out_without_reply)
+        patched.setattr(bench.store.runner.pending, "_release", carried_out_without_reply)
         with pytest.raises(StoreUnavailable):
-            bench.store._pending.resend(pending)
+            bench.store.runner.pending.resend(pending)
     pending.acknowledge(b"not_ours")
-    bench.store._pending.resend_lost()
+    bench.store.runner.pending.resend_lost()
     assert outcomes == [(ReleaseReply.NOT_OURS, True)]
 
 
@@ -543,7 +543,7 @@ def test_an_exception_while_a_lost_release_is_resent_leaves_it_to_the_next_opera
     bench.cut()
     bench.release_async(lease)
     with monkeypatch.context() as patched:
-        patched.setattr(bench.store._pending, "_release", terminated)
+        patched.setattr(bench.store.runner.pending, "_release", terminated)
         with pytest.raises(SystemExit):
             asks_for_another(bench)
     asks_for_another(bench)
@@ -769,7 +769,7 @@ def test_a_heartbeat_that_sweeps_before_the_release_is_sent_checks_it_later(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With a short ttl a sweep may come while the body's thread is between let_go() and sending.
-    release_async = bench.store.release_async
+    release_async = bench.store.async_releases.send
 
     def after_a_sweep(*args: Any, **options: Any) -> bool:
         bench.heartbeat.sweep()
@@ -781,7 +781,7 @@ def test_a_heartbeat_that_sweeps_before_the_release_is_sent_checks_it_later(
     lease = bench.begin(new_key(), ttl=3.0)
     bench.raw.persist(lease.key)  # no ttl does it instead
     bench.clock.advance(0.95)
-    monkeypatch.setattr(bench.store, "release_async", after_a_sweep)
+    monkeypatch.setattr(bench.store.async_releases, "send", after_a_sweep)
     bench.release_async(lease)
     assert not bench.is_free(lease.key)
     assert rings, "it may sleep for ever"
@@ -846,7 +846,7 @@ def test_threads_never_meet_their_own_releases_and_every_one_is_confirmed(
         for thread in threads:
             thread.join()
         assert failures == []
-        store.drain(timeout=TIMEOUT)
+        store.async_releases.drain(timeout=TIMEOUT)
         assert bench.notes.held == []
         assert raw.keys("*}:contract:*") == []
         bench.heartbeat.close()
@@ -860,14 +860,14 @@ def test_an_interrupted_release_gives_its_reply_to_no_other_request(
     bench: Bench, fault: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Release] = []
-    begin = bench.store._pending.begin
+    begin = bench.store.runner.pending.begin
 
     def noting(request: Release, timeout: float, on_reply: Any) -> Any:
         pending = begin(request, timeout, on_reply)
         begun.append(request)
         return pending
 
-    monkeypatch.setattr(bench.store._pending, "begin", noting)
+    monkeypatch.setattr(bench.store.runner.pending, "begin", noting)
     held = new_key()
     holder = new_token()
     ask(bench.store, held, holder)
@@ -890,7 +890,7 @@ def test_an_interrupted_release_gives_its_reply_to_no_other_request(
             assert isinstance(refused, Refused)
             assert refused.relation is Relation.OTHER
             leases = [lease_of(held, holder), lease_of(held, new_token())]
-            assert bench.store.renew(leases, timeout=TIMEOUT) == [
+            assert bench.store.leases.renew(leases, timeout=TIMEOUT) == [
                 RENEWED,
                 LossReason.REPLACED,
             ]
@@ -925,7 +925,7 @@ def end(lease):
     Runtime.of(app).locker.give_back(lease, Release(keys=(lease.key,), token=lease.token))
 
 def owes():
-    return len(Runtime.of(app).store._pending.open())
+    return len(Runtime.of(app).store.runner.pending.open())
 
 end(begin("first"))
 lease = begin("last")
@@ -1000,13 +1000,13 @@ def test_a_task_ends_without_waiting_and_a_hold_does_not(server: PrivateServer) 
         assert isinstance(store, RedisStore)
         assert brief.apply(("first",)).get() == "first"
         assert brief.apply(("second",)).get() == "second"
-        assert len(store._pending.open()) == 1
+        assert len(store.runner.pending.open()) == 1
         with hold("third", scope="ends", app=app):
-            assert not store._pending.open()
-        assert not store._pending.open(), "a caller that leaves a block expects it to be free"
+            assert not store.runner.pending.open()
+        assert not store.runner.pending.open(), "a caller that leaves a block expects it to be free"
         with pytest.raises(SystemExit):
             leaving.apply(("fourth",))
-        assert not store._pending.open(), "a process that may be about to end waits"
+        assert not store.runner.pending.open(), "a process that may be about to end waits"
         assert raw.keys("*fourth*") == []
 
 
@@ -1014,7 +1014,7 @@ def test_the_completion_record_of_a_task_that_is_acknowledged_late_is_waited_for
     redis_url: str,
 ) -> None:
     with open_site(redis_url) as site:
-        pending = site.runtime.store._pending  # type: ignore[attr-defined]
+        pending = site.runtime.store.runner.pending  # type: ignore[attr-defined]
         site.drain()
         site.run(site.late)
         assert pending.open() == []

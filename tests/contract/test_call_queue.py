@@ -379,7 +379,7 @@ def test_a_new_call_that_joins_prolongs_its_own_claim(calls: Calls) -> None:
     take_claim(calls.store, claim, first, ttl=5.0)
 
     def ttl() -> float:
-        record = calls.store.inspect(claim)
+        record = calls.store.leases.inspect(claim)
         assert record is not None
         assert record.token == first.call_id
         return record.ttl
@@ -690,7 +690,7 @@ def test_a_queue_is_due_soon_after_another_client_has_left_the_key(store: Store)
         assert [one.join(token), one.join(new_token())] == [Place.WAITING, Place.WAITING]
     assert not released.is_due()
     assert give(store, released.key, tokens[0]) is ReleaseReply.OURS
-    assert store.free(freed.key, None)
+    assert store.operators.free(freed.key, None)
     for one, token in zip(three, waiting, strict=True):
         wait_until(one.is_due, "the time of the sweep")
         assert of(token, one.hinted_by_sweep())
@@ -986,7 +986,7 @@ def test_the_keys_of_a_queue_are_none_of_other_programs(
     shard = Keyspace.shard(on_server.key)
     beside = {Keyspace.last_number(on_server.key), *Keyspace.call_queue(on_server.key)}
     assert client.exists(*beside) == 4
-    found = dict(on_server.store.foreign_keys(f"{shard.replace('{', '[{]')}:*"))
+    found = dict(on_server.store.operators.foreign_keys(f"{shard.replace('{', '[{]')}:*"))
     assert beside.isdisjoint(found), found
 
 

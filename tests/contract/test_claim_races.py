@@ -47,7 +47,7 @@ def running(store: Store) -> Lease:
     claim = Keyspace.claim("app.sync", key)
     change = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=TTL)
     request = Acquire(slots=(key,), token=token, holder=Holder(), ttl=TTL, claim=change)
-    assert isinstance(store.acquire(request, timeout=TIMEOUT), Granted)
+    assert isinstance(store.leases.acquire(request, timeout=TIMEOUT), Granted)
     clock = SystemClock()
     return Lease(
         key=key,
@@ -62,18 +62,18 @@ def running(store: Store) -> Lease:
 
 
 def renew(store: Store, lease: Lease) -> Renewal:
-    (reply,) = store.renew([lease], timeout=TIMEOUT)
+    (reply,) = store.leases.renew([lease], timeout=TIMEOUT)
     return reply
 
 
 def ttl_of_claim(store: Store, lease: Lease) -> float:
-    record = store.inspect(lease.claim_key)
+    record = store.leases.inspect(lease.claim_key)
     assert record is not None
     return record.ttl
 
 
 def phase_of(store: Store, lease: Lease) -> Phase | None:
-    record = store.inspect(lease.claim_key)
+    record = store.leases.inspect(lease.claim_key)
     return None if record is None else record.phase
 
 
@@ -86,7 +86,7 @@ def end(store: Store, lease: Lease, phase: Phase, ttl: float, become: Kind | Non
         become_ttl=1.0,
         claim=claim,
     )
-    store.release(request, timeout=TIMEOUT)
+    store.leases.release(request, timeout=TIMEOUT)
 
 
 def test_a_renewal_prolongs_the_claim_of_each_lease(store: Store, running: Lease) -> None:
@@ -111,16 +111,16 @@ def test_the_heartbeat_of_a_process_that_is_being_killed_does_not_prolong_its_cl
 
 
 def test_a_lost_lease_does_not_prolong_the_claim(store: Store, running: Lease) -> None:
-    assert store.free(running.key, None)
+    assert store.operators.free(running.key, None)
     assert renew(store, running) is LossReason.GONE
     assert ttl_of_claim(store, running) <= TTL
 
 
 def test_another_task_s_claim_is_not_prolonged(store: Store, running: Lease) -> None:
-    assert store.free(running.claim_key, None)
+    assert store.operators.free(running.claim_key, None)
     theirs = ClaimChange(key=running.claim_key, phase=Phase.RUNNING)
     other = Acquire(slots=(new_key(),), token=new_token(), holder=Holder(), ttl=5.0, claim=theirs)
-    assert isinstance(store.acquire(other, timeout=TIMEOUT), Granted)
+    assert isinstance(store.leases.acquire(other, timeout=TIMEOUT), Granted)
     assert renew(store, running) is RENEWED
     assert ttl_of_claim(store, running) <= 5.0
 
@@ -138,13 +138,13 @@ def test_a_retry_that_comes_before_its_predecessor_let_go_leaves_the_claim_to_th
         claim=change,
         frees_claim=True,
     )
-    refused = store.acquire(retry, timeout=TIMEOUT)
+    refused = store.leases.acquire(retry, timeout=TIMEOUT)
     assert isinstance(refused, Refused)
     assert refused.relation is Relation.EARLIER
     assert phase_of(store, running) is Phase.RUNNING
     end(store, running, Phase.RETRYING, UNIQUE_FOR)
     assert phase_of(store, running) is Phase.RETRYING
-    assert isinstance(store.acquire(retry, timeout=TIMEOUT), Granted)
+    assert isinstance(store.leases.acquire(retry, timeout=TIMEOUT), Granted)
     # Sent again after a lost reply.
     end(store, running, Phase.RETRYING, UNIQUE_FOR)
     assert phase_of(store, running) is Phase.RUNNING
@@ -161,12 +161,12 @@ def test_a_requeued_that_is_reported_late_makes_no_claim_for_an_attempt_that_is_
         completion_ttl=TTL,
         claim=freed,
     )
-    store.release(request, timeout=TIMEOUT)
+    store.leases.release(request, timeout=TIMEOUT)
     queued = ClaimChange(key=running.claim_key, phase=Phase.QUEUED, ttl=UNIQUE_FOR)
     duplicate = replace(running.token, nonce="duplicate")
     state = CompletionState.WAITING
     marker = Mark(key=running.key, token=duplicate, state=state, ttl=TTL, sequence=1, claim=queued)
-    store.mark(marker, timeout=TIMEOUT)
+    store.leases.mark(marker, timeout=TIMEOUT)
     assert phase_of(store, running) is None
 
 
@@ -174,10 +174,10 @@ def test_discarding_a_message_leaves_the_claim_of_its_live_duplicate_and_of_othe
     store: Store, running: Lease
 ) -> None:
     freed = ClaimChange(key=running.claim_key, phase=None)
-    store.change_claim(replace(running.token, nonce="-"), freed, timeout=TIMEOUT)
+    store.claims.change(replace(running.token, nonce="-"), freed, timeout=TIMEOUT)
     assert phase_of(store, running) is Phase.RUNNING
     end(store, running, Phase.QUEUED, UNIQUE_FOR)
-    store.change_claim(new_token(), freed, timeout=TIMEOUT)
+    store.claims.change(new_token(), freed, timeout=TIMEOUT)
     assert phase_of(store, running) is Phase.QUEUED
-    store.change_claim(running.token, freed, timeout=TIMEOUT)
+    store.claims.change(running.token, freed, timeout=TIMEOUT)
     assert phase_of(store, running) is None

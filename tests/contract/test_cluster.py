@@ -82,7 +82,7 @@ def take(store: RedisStore, key: str, token: Token | None = None) -> Token:
 
 
 def give(store: RedisStore, key: str, token: Token) -> ReleaseReply:
-    return store.release(Release(keys=(key,), token=token), timeout=TIMEOUT)
+    return store.leases.release(Release(keys=(key,), token=token), timeout=TIMEOUT)
 
 
 def key_on(cluster: Cluster, node: PrivateServer) -> str:
@@ -101,7 +101,7 @@ def evalshas(cluster: Cluster) -> int:
 
 
 def holds_no_lease(store: ClusterStore) -> bool:
-    return not list(store.scan(SPACE.match_all()))
+    return not list(store.operators.scan(SPACE.match_all()))
 
 
 # --- round trips ---------------------------------------------------------------------------------
@@ -128,11 +128,11 @@ def test_leases_are_renewed_in_one_pipeline_per_node(store: ClusterStore, cluste
     for lease in leases[::2]:
         take(store, lease.key, lease.token)
     expected = [RENEWED, LossReason.GONE] * 300
-    assert store.renew(leases, timeout=TIMEOUT) == expected
+    assert store.leases.renew(leases, timeout=TIMEOUT) == expected
     for node in cluster.nodes:
         with client_of(node) as client:
             client.script_flush()
-    assert store.renew(leases, timeout=TIMEOUT) == expected
+    assert store.leases.renew(leases, timeout=TIMEOUT) == expected
     for lease in leases[::2]:
         give(store, lease.key, lease.token)
 
@@ -149,7 +149,7 @@ def test_a_moved_slot_is_followed_and_learnt(store: ClusterStore, cluster: Clust
     cluster.move_keys(cluster.keys_in(slot_of(key), source), source, target)
     cluster.end_move(slot_of(key), target)
     try:
-        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
+        assert store.leases.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
         assert isinstance(ask(store, key, new_token()), Refused)
         assert give(store, key, token) is ReleaseReply.OURS
         give(store, key, take(store, key))  # now the target knows the scripts, too
@@ -175,13 +175,13 @@ def test_an_asynchronous_release_follows_its_slot(
     try:
         outcomes: list[tuple[ReleaseReply | StoreError, bool]] = []
         request = Release(keys=(key,), token=token)
-        assert store.release_async(
+        assert store.async_releases.send(
             request, timeout=TIMEOUT, on_reply=lambda *outcome: outcomes.append(outcome)
         )
         if next_one_asks:
             take(store, other)
         else:
-            store.drain(timeout=TIMEOUT)
+            store.async_releases.drain(timeout=TIMEOUT)
         assert outcomes == [(ReleaseReply.OURS, False)]
         assert cluster.keys_in(slot_of(key), target).count(key) == 0
     finally:
@@ -200,15 +200,15 @@ def test_an_asynchronous_release_outlives_its_node(monkeypatch: pytest.MonkeyPat
         first.kill()
         outcomes: list[tuple[ReleaseReply | StoreError, bool]] = []
         request = Release(keys=(key,), token=token)
-        assert store.release_async(
+        assert store.async_releases.send(
             request, timeout=TIMEOUT, on_reply=lambda *outcome: outcomes.append(outcome)
         )
         cluster.wait_until_promoted(key, first)
-        store.drain(timeout=TIMEOUT)
+        store.async_releases.drain(timeout=TIMEOUT)
         ((outcome, resent),) = outcomes
         assert not isinstance(outcome, StoreError)
         assert resent, "its node died before it replied"
-        assert store.inspect(key) is None
+        assert store.leases.inspect(key) is None
 
 
 def move_back(cluster: Cluster, slot: int, source: PrivateServer, target: PrivateServer) -> None:
@@ -233,9 +233,9 @@ def test_leases_of_a_slot_that_is_half_moved_are_renewed_on_both_sides(
     cluster.begin_to_move(slot_of(first), source, target)
     try:
         for moved in range(len(keys)):
-            assert store.renew(leases, timeout=TIMEOUT) == [RENEWED] * len(keys)
+            assert store.leases.renew(leases, timeout=TIMEOUT) == [RENEWED] * len(keys)
             cluster.move_keys([keys[moved]], source, target)
-        assert store.renew(leases, timeout=TIMEOUT) == [RENEWED] * len(keys)
+        assert store.leases.renew(leases, timeout=TIMEOUT) == [RENEWED] * len(keys)
     finally:
         rest = cluster.keys_in(slot_of(first), source)
         if rest:
@@ -315,17 +315,17 @@ def test_leases_of_a_slot_that_is_half_moved_are_released_when_it_has_moved(
     cluster.begin_to_move(slot_of(key), source, target)
     try:
         with pytest.raises(StoreUnavailable):
-            store.release(marked, timeout=TIMEOUT)
+            store.leases.release(marked, timeout=TIMEOUT)
         cluster.move_keys([key], source, target)
         with pytest.raises(StoreUnavailable):
             ask(store, slots[1], new_token())
-        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
+        assert store.leases.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
     finally:
         rest = cluster.keys_in(slot_of(key), source)
         if rest:
             cluster.move_keys(rest, source, target)
         cluster.end_move(slot_of(key), target)
-    assert store.release(marked, timeout=TIMEOUT) is ReleaseReply.OURS
+    assert store.leases.release(marked, timeout=TIMEOUT) is ReleaseReply.OURS
     move_back(cluster, slot_of(key), target, source)
 
 
@@ -348,9 +348,9 @@ def test_a_node_without_the_majority_grants_loses_and_releases_nothing() -> None
                 wait_until(lambda: client.cluster("INFO")["cluster_state"] == "fail", "it is alone")
                 acquire = Acquire(slots=(free,), token=new_token(), holder=lease.holder, ttl=60.0)
                 for request in (
-                    lambda: store.acquire(acquire, timeout=PATIENCE),
-                    lambda: store.renew([lease], timeout=PATIENCE),
-                    lambda: store.release(release, timeout=PATIENCE),
+                    lambda: store.leases.acquire(acquire, timeout=PATIENCE),
+                    lambda: store.leases.renew([lease], timeout=PATIENCE),
+                    lambda: store.leases.release(release, timeout=PATIENCE),
                 ):
                     with pytest.raises(StoreUnavailable):
                         request()
@@ -358,8 +358,8 @@ def test_a_node_without_the_majority_grants_loses_and_releases_nothing() -> None
                 for other in others:
                     other.resume()
             wait_until(lambda: client.cluster("INFO")["cluster_state"] == "ok", "it is not alone")
-        assert store.renew([lease], timeout=TIMEOUT) == [RENEWED]
-        assert store.release(release, timeout=TIMEOUT) is ReleaseReply.OURS
+        assert store.leases.renew([lease], timeout=TIMEOUT) == [RENEWED]
+        assert store.leases.release(release, timeout=TIMEOUT) is ReleaseReply.OURS
         assert isinstance(ask(store, free, new_token()), Granted)
 
 
@@ -376,20 +376,20 @@ def test_an_unresponsive_node_takes_no_leases_with_it_but_its_own() -> None:
         leases = [lease_of(key_on(cluster, node), new_token()) for node in (silent, *others) * 20]
         for lease in leases:
             take(store, lease.key, lease.token)
-        store.renew(leases, timeout=1.0)  # the connections that wait so long
+        store.leases.renew(leases, timeout=1.0)  # the connections that wait so long
         clock = SystemClock()
         silent.pause()
         try:
             for _ in range(3):
                 asked = clock.now()
-                replies = store.renew(leases, timeout=1.0)
+                replies = store.leases.renew(leases, timeout=1.0)
                 took = clock.now() - asked
                 expected = [LossReason.UNREACHABLE, RENEWED, RENEWED] * 20
                 assert replies == expected
                 assert took < 2.5
         finally:
             silent.resume()
-        assert set(store.renew(leases, timeout=TIMEOUT)) == {RENEWED}
+        assert set(store.leases.renew(leases, timeout=TIMEOUT)) == {RENEWED}
 
 
 @slow
@@ -418,13 +418,13 @@ def test_two_apps_that_count_shards_differently_are_reported(
     plain_url = cluster.master_of(key).url(0)
     with closing(RedisStore(plain_url)) as plain:
         take(plain, key)
-        assert plain.problems(key) == []
+        assert plain.operators.problems(key) == []
         with pytest.raises(StoreError, match=r"in 1 shard.*looks for them in 256"):
             ask(store, Keyspace("disagree", 256).lock("s", "k"), new_token())
-        [problem] = store.problems(key)
+        [problem] = store.operators.problems(key)
         assert "redis+cluster://" in problem
         with pytest.raises(StoreError, match="looks for them in 256"):
-            store.take_claim(
+            store.claims.take(
                 ClaimRequest(
                     key=Keyspace.claim("t", key), token=new_token(), holder=Holder(), ttl=60
                 ),
@@ -439,7 +439,7 @@ def test_a_node_of_a_cluster_named_as_a_plain_server_is_reported(cluster: Cluste
         closing(RedisStore(first.url(0))) as plain,
         pytest.raises(StoreError, match=r"one node of a Redis Cluster.*redis\+cluster://"),
     ):
-        plain.inspect(key_on(cluster, second))
+        plain.leases.inspect(key_on(cluster, second))
 
 
 def test_a_plain_server_named_as_a_cluster_is_reported(server: PrivateServer) -> None:
@@ -472,9 +472,9 @@ def test_a_login_with_the_rights_that_the_documentation_lists_is_enough(cluster:
         for _ in range(20):
             key = new_key()
             token = take(store, key)
-            assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
+            assert store.leases.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
             assert give(store, key, token) is ReleaseReply.OURS
-        assert store.info("memory") == {}
+        assert store.operators.info("memory") == {}
 
 
 # --- claims in other shards ----------------------------------------------------------------------
@@ -489,7 +489,7 @@ def claim_in_another_shard(key: str) -> str:
 
 def took_claim(store: ClusterStore, claim: str, token: Token) -> bool:
     request = ClaimRequest(key=claim, token=token, holder=Holder(task="app.sync"), ttl=600)
-    return store.take_claim(request, timeout=TIMEOUT) is None
+    return store.claims.take(request, timeout=TIMEOUT) is None
 
 
 def acquire(
@@ -502,7 +502,7 @@ def acquire(
     **options: bool,
 ):
     request = Acquire(slots=(key,), token=token, holder=Holder(), ttl=60, claim=change, **options)
-    return store.acquire(request, timeout=timeout)
+    return store.leases.acquire(request, timeout=timeout)
 
 
 @slow
@@ -513,25 +513,25 @@ def test_a_claim_in_another_shard_goes_with_its_lease(store: ClusterStore, ends:
     assert took_claim(store, claim, token)
     running = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60)
     assert isinstance(acquire(store, key, token, running), Granted)
-    record = store.inspect(claim)
+    record = store.leases.inspect(claim)
     assert record is not None
     assert record.phase is Phase.RUNNING
     lease = lease_with_claim(key, token, claim)
-    assert store.renew([lease], timeout=TIMEOUT) == [RENEWED]
-    record = store.inspect(claim)
+    assert store.leases.renew([lease], timeout=TIMEOUT) == [RENEWED]
+    record = store.leases.inspect(claim)
     assert record is not None
     assert record.ttl > 500, "it is prolonged with its lease"
     assert not took_claim(store, claim, new_token())
     after = ClaimChange(key=claim, phase=None if ends else Phase.QUEUED, ttl=300)
-    reply = store.release(Release(keys=(key,), token=token, claim=after), timeout=TIMEOUT)
+    reply = store.leases.release(Release(keys=(key,), token=token, claim=after), timeout=TIMEOUT)
     assert reply is ReleaseReply.OURS
-    record = store.inspect(claim)
+    record = store.leases.inspect(claim)
     if ends:
         assert record is None
     else:
         assert record is not None
         assert record.phase is Phase.QUEUED
-        store.free(claim, None)
+        store.operators.free(claim, None)
 
 
 def lease_with_claim(key: str, token: Token, claim: str) -> Lease:
@@ -558,9 +558,9 @@ def test_a_claim_in_another_shard_is_freed_by_a_refusal_that_ends_its_message(
     assert took_claim(store, claim, token)
     running = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60)
     acquire(store, key, token, running)
-    assert store.inspect(claim) is not None
+    assert store.leases.inspect(claim) is not None
     acquire(store, key, token, running, frees_claim=True)
-    assert store.inspect(claim) is None
+    assert store.leases.inspect(claim) is None
     give(store, key, holder)
 
 
@@ -582,13 +582,13 @@ def test_a_claim_in_another_shard_is_freed_when_its_node_answers_again(
     with client_of(node) as client:
         client.execute_command("CLIENT", "PAUSE", 4000, "ALL")
     if by == "release":
-        reply = store.release(Release(keys=(key,), token=token, claim=free), timeout=1)
+        reply = store.leases.release(Release(keys=(key,), token=token, claim=free), timeout=1)
         assert reply is ReleaseReply.OURS
     elif by == "mark":
         mark = Mark(
             key=key, token=token, state=CompletionState.DONE, sequence=0, ttl=60, claim=free
         )
-        store.mark(mark, timeout=1)
+        store.leases.mark(mark, timeout=1)
     elif by == "acquire":
         assert isinstance(acquire(store, key, token, free, timeout=1), Granted)
     else:
@@ -596,7 +596,7 @@ def test_a_claim_in_another_shard_is_freed_when_its_node_answers_again(
         acquire(store, key, token, running, frees_claim=True, timeout=1)
     assert not queue.is_empty
     wait_until(lambda: queue.is_empty, "the claim is settled", timeout=30)
-    assert store.inspect(claim) is None
+    assert store.leases.inspect(claim) is None
     queue.close()
 
 
@@ -616,11 +616,11 @@ def test_a_claim_in_another_shard_is_not_queued_by_a_dying_holder(store: Cluster
     take(store, key, token)
     kept = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60)
     dying = Release(keys=(key,), token=token, become=Kind.DYING, become_ttl=60, claim=kept)
-    assert store.release(dying, timeout=TIMEOUT) is ReleaseReply.OURS
+    assert store.leases.release(dying, timeout=TIMEOUT) is ReleaseReply.OURS
     queued = ClaimChange(key=claim, phase=Phase.QUEUED, ttl=3600)
     last = Release(keys=(key,), token=token, claim=queued)
-    assert store.release(last, timeout=TIMEOUT) is ReleaseReply.OURS
-    record = store.inspect(claim)
+    assert store.leases.release(last, timeout=TIMEOUT) is ReleaseReply.OURS
+    record = store.leases.inspect(claim)
     assert record is not None
     assert record.phase is Phase.RUNNING
 
@@ -635,7 +635,7 @@ def test_a_message_whose_claim_is_in_another_shard_starts_when_it_is_due(
     request = ClaimRequest(
         key=claim, token=token, holder=Holder(), ttl=600, arguments=arguments, due_in=60
     )
-    assert store.take_claim(request, timeout=TIMEOUT) is None
+    assert store.claims.take(request, timeout=TIMEOUT) is None
     running = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60, arguments=arguments)
     reply = acquire(store, key, token, running)
     assert isinstance(reply, Refused)
@@ -644,7 +644,7 @@ def test_a_message_whose_claim_is_in_another_shard_starts_when_it_is_due(
     newest = ReplaceArguments(
         claim=claim, call_id=token.call_id, key=arguments, arguments=b"newest", ttl=600
     )
-    assert store.replace_arguments(newest, timeout=TIMEOUT) is Replaced.YES
+    assert store.arguments.replace(newest, timeout=TIMEOUT) is Replaced.YES
     granted = acquire(store, key, token, running)
     assert isinstance(granted, GrantedArguments)
     assert granted.arguments == b"newest"
@@ -659,8 +659,8 @@ def test_a_message_gives_way_to_a_claim_in_another_shard(store: ClusterStore) ->
     reply = acquire(store, key, token, running, refused_if_claimed=True)
     assert isinstance(reply, Refused)
     assert reply.relation is Relation.OTHER
-    assert store.inspect(key) is None
-    store.free(claim, None)
+    assert store.leases.inspect(key) is None
+    store.operators.free(claim, None)
     assert isinstance(acquire(store, key, token, running, refused_if_claimed=True), Granted)
     give(store, key, token)
 
@@ -675,18 +675,18 @@ def test_operators_read_completion_records_notes_and_wait_queues_of_all_shards(
     for key, token in zip(keys, tokens, strict=True):
         take(store, key, token)
         mark = Mark(key=key, token=token, state=CompletionState.WAITING, sequence=2, ttl=60)
-        store.mark(mark, timeout=TIMEOUT)
+        store.leases.mark(mark, timeout=TIMEOUT)
     waiter = Acquire(
         slots=(keys[3],), token=new_token(), holder=Holder(), ttl=60, wait_ttl=60, handoff=""
     )
-    assert isinstance(store.acquire(waiter, timeout=TIMEOUT), Refused)
-    assert store.waiting(keys) == [0, 0, 0, 1, 0, 0, 0, 0]
+    assert isinstance(store.leases.acquire(waiter, timeout=TIMEOUT), Refused)
+    assert store.wait_queue.lengths(keys) == [0, 0, 0, 1, 0, 0, 0, 0]
     leases = [lease_of(key, token) for key, token in zip(keys, tokens, strict=True)]
     assert notes_on(store, leases, TIMEOUT) == [None] * 8
-    assert all(store.free(key, None, by) for key in keys)
+    assert all(store.operators.free(key, None, by) for key in keys)
     notes = notes_on(store, leases, TIMEOUT)
     assert notes == [f"{token} {by.to_json()}" for token in tokens]
-    texts = {key: text for key, text, _ in store.texts(SPACE.match_all())}
+    texts = {key: text for key, text, _ in store.operators.texts(SPACE.match_all())}
     for key, token in zip(keys, tokens, strict=True):
         assert texts[Keyspace.note(key)] == f"{token} {by.to_json()}"
         assert texts[Keyspace.completion(key, token.attempt)] == f"- 2 {token.nonce}"

@@ -121,7 +121,7 @@ def acquire(locker: Locker, key: str, ttl: float, **options: Any) -> Lease:
 
 
 def give(store: Store, key: str, token: Any, **options: Any) -> ReleaseReply:
-    return store.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
+    return store.leases.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
 
 
 def seconds_until(condition: Callable[[], Any], timeout: float) -> float:
@@ -142,7 +142,7 @@ def test_a_killed_holders_lease_ends_by_itself(consensus: Cluster, other: Store)
         assert isinstance(ask(other, key, new_token()), Refused)
     finally:
         holder.kill()
-    took = seconds_until(lambda: other.inspect(key) is None, 3 + GRANULARITY)
+    took = seconds_until(lambda: other.leases.inspect(key) is None, 3 + GRANULARITY)
     print(f"free {took:.2f} s after the death")
 
 
@@ -167,8 +167,8 @@ def test_a_dead_holders_lease_may_be_turned_into_a_dying_key(
     key, token = new_key(), new_token()
     ask(store, key, token, ttl=60)
     assert give(other, key, token, become=Kind.DYING, become_ttl=1.0) is ReleaseReply.OURS
-    assert store.renew([lease_of(key, token, 60)], timeout=TIMEOUT) == [LossReason.DYING]
-    seconds_until(lambda: other.inspect(key) is None, 1 + GRANULARITY)
+    assert store.leases.renew([lease_of(key, token, 60)], timeout=TIMEOUT) == [LossReason.DYING]
+    seconds_until(lambda: other.leases.inspect(key) is None, 1 + GRANULARITY)
 
 
 def test_a_stopped_holder_is_notified_before_another_starts_with_a_higher_fence(
@@ -221,9 +221,9 @@ def test_a_lease_beyond_its_max_hold_ends_though_its_neighbours_are_renewed(
     kept, bounded = new_key(), new_key()
     lease = acquire(locker, kept, 2.0)
     acquire(locker, bounded, 2.0, max_hold=1.0)
-    seconds_until(lambda: other.inspect(bounded) is None, 3 + GRANULARITY)
+    seconds_until(lambda: other.leases.inspect(bounded) is None, 3 + GRANULARITY)
     assert not lease.lost
-    assert other.inspect(kept) is not None
+    assert other.leases.inspect(kept) is not None
 
 
 def test_a_lease_that_is_not_renewed_ends_though_the_process_has_no_other(
@@ -231,7 +231,7 @@ def test_a_lease_that_is_not_renewed_ends_though_the_process_has_no_other(
 ) -> None:
     key = new_key()
     ask(store, key, new_token(), ttl=2.0)
-    seconds_until(lambda: other.inspect(key) is None, 2 + GRANULARITY)
+    seconds_until(lambda: other.leases.inspect(key) is None, 2 + GRANULARITY)
 
 
 def test_a_claim_ends_though_its_process_still_renews_the_lease_that_it_lost(
@@ -243,14 +243,14 @@ def test_a_claim_ends_though_its_process_still_renews_the_lease_that_it_lost(
     kept, lost = (lease_of(new_key(), new_token(), 2.0), lease_of(key, token, 2.0, claim))
     ask(store, kept.key, kept.token, ttl=2.0)
     ask(store, key, token, ttl=2.0, claim=change)
-    assert other.free(key, str(token))
+    assert other.operators.free(key, str(token))
 
     def has_ended() -> bool:
-        replies = store.renew([kept, lost], timeout=TIMEOUT)
+        replies = store.leases.renew([kept, lost], timeout=TIMEOUT)
         assert replies == [RENEWED, LossReason.GONE]
-        return other.inspect(claim) is None
+        return other.leases.inspect(claim) is None
 
-    assert other.inspect(claim) is not None
+    assert other.leases.inspect(claim) is not None
     seconds_until(has_ended, 2 + GRANULARITY)
 
 
@@ -258,7 +258,7 @@ def test_a_lease_outlives_its_ttl_by_its_heartbeat_alone(locker: Locker, other: 
     lease = acquire(locker, new_key(), 2.0)
     fence = lease.fence
     time.sleep(5)  # the subject of the test: time
-    record = other.inspect(lease.key)
+    record = other.leases.inspect(lease.key)
     assert record is not None
     assert (record.token, record.fence) == (str(lease.token), fence)
     assert not lease.lost
@@ -319,7 +319,7 @@ def test_a_member_that_says_nothing_is_passed_over_however_long_the_ttl(
                         slots=(key,), token=token, holder=lease_of(key, token).holder, ttl=60.0
                     )
                     try:
-                        return isinstance(store.acquire(request, timeout=5), Granted)
+                        return isinstance(store.leases.acquire(request, timeout=5), Granted)
                     except StoreUnavailable:
                         return False
 
@@ -336,7 +336,7 @@ def test_without_members_nothing_is_granted_and_the_time_is_kept(consensus: Clus
     with closing(open_store(url)) as store:
         started = time.monotonic()
         with pytest.raises(StoreUnavailable):
-            store.acquire(request, timeout=0.5)
+            store.leases.acquire(request, timeout=0.5)
         assert time.monotonic() - started < 5
 
 
@@ -454,7 +454,7 @@ def test_round_trips_to_etcd(etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch)
             leases.append(lease_of(new_key(), new_token()))
             ask(store, leases[-1].key, leases[-1].token)
         calls.clear()
-        assert store.renew(leases, timeout=TIMEOUT) == [RENEWED] * 100
+        assert store.leases.renew(leases, timeout=TIMEOUT) == [RENEWED] * 100
         assert calls == ["lease/keepalive", "kv/txn", "kv/txn"]
         calls.clear()
         assert give(store, key, token) is ReleaseReply.OURS
@@ -481,7 +481,7 @@ def test_of_two_acquires_without_an_answer_neither_is_kept_for_ever_in_etcd(
             for _ in range(2):
                 with pytest.raises(StoreUnavailable):
                     ask(store, key, new_token(), ttl=3.0)
-        assert store.inspect(key) is not None
+        assert store.leases.inspect(key) is not None
         ends_beside(store, key, lease_of(neighbour, neighbours, 3.0))
 
 
@@ -504,8 +504,8 @@ def ends_beside(store: Store, key: str, neighbour: Lease) -> None:
     """``key`` ends, though a neighbour that shares its etcd lease is renewed."""
 
     def ended() -> bool:
-        assert store.renew([neighbour], timeout=TIMEOUT) == [RENEWED]
-        return store.inspect(key) is None
+        assert store.leases.renew([neighbour], timeout=TIMEOUT) == [RENEWED]
+        return store.leases.inspect(key) is None
 
     wait_until(ended, "it ends", timeout=3 + GRANULARITY)
 
@@ -518,9 +518,9 @@ def test_an_acquire_without_an_answer_leaves_zookeepers_janitor_the_lease_that_s
         ask(store, key, new_token(), ttl=3.0)
         request = Acquire(slots=(key,), token=new_token(), holder=Holder(), ttl=3.0)
         with pytest.raises(StoreUnavailable):
-            store.acquire(request, timeout=0)
+            store.leases.acquire(request, timeout=0)
         wait_until(lambda: not store._own.all, "the janitor has done", timeout=10)
-        assert store.inspect(key) is None
+        assert store.leases.inspect(key) is None
 
 
 def test_what_a_session_sends_late_to_zookeeper_is_not_kept_for_ever() -> None:
@@ -551,14 +551,14 @@ def test_what_a_session_sends_late_to_zookeeper_is_not_kept_for_ever() -> None:
         wait_until(lambda: not session.client.connected, "it has lost its connection")
         request = Acquire(slots=(key,), token=new_token(), holder=Holder(), ttl=2.0)
         with pytest.raises(StoreUnavailable):
-            store.acquire(request, timeout=0.1)
+            store.leases.acquire(request, timeout=0.1)
         time.sleep(3)  # longer than its ttl
         away.clear()
         wait_until(lambda: session.client.connected, "it is connected again")
         wait_until(lambda: not store._own.all, "the janitor has done", timeout=10)
         behind = session.client.set_async(store._ensemble.clock_node, b"")
         session.collect([behind], SystemClock().now() + 5)
-        assert store.inspect(key) is None
+        assert store.leases.inspect(key) is None
 
 
 def test_what_has_ended_in_zookeeper_is_swept(zookeeper: ZooKeeperEnsemble) -> None:
@@ -566,7 +566,7 @@ def test_what_has_ended_in_zookeeper_is_swept(zookeeper: ZooKeeperEnsemble) -> N
         key = new_key()
         for _ in range(50):
             request = Mark(key=key, token=new_token(), state=CompletionState.DONE, ttl=0.2)
-            store.mark(request, timeout=TIMEOUT)
+            store.leases.mark(request, timeout=TIMEOUT)
         time.sleep(0.5)  # their ttl
         deadline = SystemClock().now() + 10
         session = store._ensemble.session(deadline)
@@ -636,7 +636,7 @@ def test_a_session_in_which_a_lease_is_acquired_is_no_spare_one(
         ask(store, f"{key}-more", new_token(), ttl=60)
         other.join()
         assert acquired.is_set()
-        assert store.renew([lease_of(key, token, ttl=30)], timeout=TIMEOUT) == [RENEWED]
+        assert store.leases.renew([lease_of(key, token, ttl=30)], timeout=TIMEOUT) == [RENEWED]
 
 
 def test_a_fork_has_sessions_of_its_own(zookeeper: ZooKeeperEnsemble) -> None:

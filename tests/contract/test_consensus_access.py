@@ -40,7 +40,7 @@ def assert_works(url: str) -> None:
     with closing(open_store(url)) as store:
         key, token = new_key(), new_token()
         assert isinstance(ask(store, key, token), Granted)
-        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
+        assert store.leases.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
 
 
 @needs_etcd

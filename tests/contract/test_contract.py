@@ -25,8 +25,8 @@ def connected(store: Store) -> Store:
     for _ in range(16):
         key = new_key()
         ask(store, key, new_token())
-        store.inspect(key)
-        store.free(key, None)
+        store.leases.inspect(key)
+        store.operators.free(key, None)
     return store
 
 

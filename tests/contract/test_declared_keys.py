@@ -100,7 +100,7 @@ def hold_and_give_back(store: RedisStore) -> None:
     take(store, key, token)
     ask(store, key, new_token())
     renew(store, [lease_of(key, token)])
-    store.trace(key, timeout=TIMEOUT)
+    store.leases.trace(key, timeout=TIMEOUT)
     become(store, key, token, Kind.RESERVED)
     give(store, key, token.next_attempt(), completion=CompletionState.DONE, completion_ttl=LONG)
     mark(store, key, token, CompletionState.WAITING, 1)
@@ -115,7 +115,7 @@ def claim(store: RedisStore) -> None:
     change(store, token, claim, Phase.QUEUED)
     mark(store, key, token, CompletionState.WAITING, 1, claim=freed(claim))
     give(store, key, token, claim=freed(claim))
-    store._run(module.PROLONG.command([claim], [token.call_id, "1000"]), TIMEOUT)
+    store.runner.run(module.PROLONG.command([claim], [token.call_id, "1000"]), TIMEOUT)
 
 
 def replace_arguments(store: RedisStore) -> None:
@@ -126,8 +126,8 @@ def replace_arguments(store: RedisStore) -> None:
     newest = ReplaceArguments(
         claim=claim, call_id=token.call_id, key=arguments, arguments=b"x", ttl=LONG
     )
-    store.replace_arguments(newest, timeout=TIMEOUT)
-    store._run(module.DUE.command([arguments]), TIMEOUT)
+    store.arguments.replace(newest, timeout=TIMEOUT)
+    store.runner.run(module.DUE.command([arguments]), TIMEOUT)
     change = replace(freed(claim), arguments=arguments)
     take(store, key, token, claim=change)
     give(store, key, token, claim=change)
@@ -138,8 +138,8 @@ def lead_and_free(store: RedisStore) -> None:
     token = take(store, leader)
     entry = Keyspace.last_run(leader, "entry")
     call = AuthorizeRun(leader=leader, token=token, entry=entry, expected=None, new="1", ttl=LONG)
-    store.authorize_run(call, timeout=TIMEOUT)
-    store.free(leader, None)
+    store.schedule.authorize(call, timeout=TIMEOUT)
+    store.operators.free(leader, None)
 
 
 def note_calls(store: RedisStore) -> None:
@@ -148,15 +148,15 @@ def note_calls(store: RedisStore) -> None:
     take(store, key)
     for number in (1, 2):
         ask(store, key, new_token(), wait_ttl=WAITS)
-        store.note_call(
+        store.newest_calls.note(
             key, NewestCall(call_id=f"t{number}", called_at=number), ttl=LONG, timeout=TIMEOUT
         )
     become(store, other, take(store, other), Kind.RESERVED)
-    reserved = store.inspect(other)
+    reserved = store.leases.inspect(other)
     assert reserved is not None
     call, options = NewestCall(call_id="t", called_at=1.0), {"ttl": LONG, "timeout": TIMEOUT}
-    store.note_call(other, call, **options, reservation=reserved.token)
-    assert store.inspect(other) is None
+    store.newest_calls.note(other, call, **options, reservation=reserved.token)
+    assert store.leases.inspect(other) is None
 
 
 def queue_calls(store: RedisStore) -> None:

@@ -54,7 +54,7 @@ class Process:
         self.renewals: list[list[Renewal] | Exception] = []
         #: The time of each.
         self.asked_at: list[float] = []
-        renew = self.store.renew
+        renew = self.store.leases.renew
 
         def counted(leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
             self.asked_at.append(self.clock.now())
@@ -66,7 +66,7 @@ class Process:
             self.renewals.append(replies)
             return replies
 
-        self.store.renew = counted  # type: ignore[method-assign]
+        self.store.leases.renew = counted  # type: ignore[method-assign]
 
     def hold(self, key: str = "", ttl: float = TTL) -> tuple[Lease, threading.Event]:
         """A new lease, and what is set when its loss is reported."""
@@ -210,7 +210,7 @@ def test_a_holder_is_notified_at_once_when_a_failover_has_lost_its_lease(
     with site_of(name) as site:
         worker = process(site.url)
         key = new_key()
-        process(site.url).store.inspect(key)
+        process(site.url).store.leases.inspect(key)
         site.cut(key)
         lease, lost = worker.hold(key)
         site.lose(key)
@@ -244,7 +244,7 @@ def test_a_holder_is_notified_within_a_second_after_a_failover(
     for _ in range(3):
         with Sentinels() as servers:
             worker, old = process(servers.url), servers.master()
-            worker.store.inspect(new_key())
+            worker.store.leases.inspect(new_key())
             cut_replication(old, servers.replicas())
             _, lost = worker.hold()
             old.kill()
@@ -375,7 +375,7 @@ def test_a_reply_to_another_request_does_not_wake_the_heartbeat(
 
     worker.heartbeat.sweep = counted  # type: ignore[method-assign]
     for _ in range(100):
-        worker.store.inspect(lease.key)
+        worker.store.leases.inspect(lease.key)
     assert sweeps == []
     cut(own_server)
     wait_until(lambda: worker.answered() == 1, "the lease is renewed")

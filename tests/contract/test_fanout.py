@@ -131,7 +131,10 @@ def test_no_thread_is_left_of_a_closed_store_and_it_can_be_used_again(
     for thread in threads:
         thread.join(5)
         assert not thread.is_alive()
-    assert store.release(Release(keys=(key,), token=token), timeout=TIMEOUT) is ReleaseReply.OURS
+    assert (
+        store.leases.release(Release(keys=(key,), token=token), timeout=TIMEOUT)
+        is ReleaseReply.OURS
+    )
 
 
 def test_no_thread_is_left_of_a_store_that_was_forgotten(nodes: RedlockNodes) -> None:
@@ -154,7 +157,7 @@ def test_a_store_that_was_used_before_a_fork_works_in_the_child(
     if pid == 0:
         status = 1
         try:
-            released = store.release(Release(keys=(key,), token=token), timeout=5)
+            released = store.leases.release(Release(keys=(key,), token=token), timeout=5)
             status = 0 if released is ReleaseReply.OURS else 2
         finally:
             os._exit(status)
@@ -228,7 +231,7 @@ def test_a_body_that_ends_with_the_process_releases_and_an_unresponsive_node_del
             release()
 
         def release():
-            print(store.release(Release(keys=(sys.argv[2],), token=token), timeout=5))
+            print(store.leases.release(Release(keys=(sys.argv[2],), token=token), timeout=5))
 
         atexit.register(release)
         threading.Thread(target=body).start()
@@ -269,11 +272,11 @@ def test_a_greenlet_that_waits_for_nodes_does_not_block_the_others(
         def one():
             key, token = new_key(), new_token()
             found.append(isinstance(ask(store, key, token), Granted))
-            store.release(Release(keys=(key,), token=token), timeout=5)
+            store.leases.release(Release(keys=(key,), token=token), timeout=5)
 
         def silence():
             try:
-                store.acquire(call_for(new_key()), timeout=0.5)
+                store.leases.acquire(call_for(new_key()), timeout=0.5)
             except StoreUnavailable:
                 found.append("unavailable")
 

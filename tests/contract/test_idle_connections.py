@@ -38,7 +38,7 @@ from celery_singleton_lock.stores.idle_connections import MAX_IDLE, IdleSweep
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.scripts import pack
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, WaitQueues
+from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, RedisWaitQueue
 from celery_singleton_lock.stores.urls import StoreUrl
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import LONG, PUBLISHER, new_claim
@@ -48,6 +48,8 @@ from tests.harness.deliveries import wait_until, wait_until_collected
 from tests.harness.etcd import EtcdCluster
 
 # Seconds that a test waits for a reply which can't come.
+# What a ticket tells the other tickets of its store.
+NO_QUEUE: Any = RedisWaitQueue(Any, Any)  # type: ignore[arg-type]
 SHORT = 1.0
 
 
@@ -121,7 +123,7 @@ def test_a_connection_that_was_idle_for_long_is_not_used(
     ask(store, key := new_key(), token := new_token())
     nat.forget_connections()
     clock.ahead += MAX_IDLE + 1
-    assert store.release(plain(key, token), timeout=TIMEOUT) is ReleaseReply.OURS
+    assert store.leases.release(plain(key, token), timeout=TIMEOUT) is ReleaseReply.OURS
 
 
 def test_nor_are_those_that_were_idle_for_longer(
@@ -180,9 +182,11 @@ def test_a_release_is_not_asynchronous_over_a_connection_that_was_idle_for_long(
     store: RedisStore, clock: AheadClock
 ) -> None:
     ask(store, key := new_key(), token := new_token())
-    assert store.release(plain(key, token), timeout=TIMEOUT) is ReleaseReply.OURS
+    assert store.leases.release(plain(key, token), timeout=TIMEOUT) is ReleaseReply.OURS
     clock.ahead += MAX_IDLE + 1
-    assert not store.release_async(plain(key, token), timeout=TIMEOUT, on_reply=lambda error: None)
+    assert not store.async_releases.send(
+        plain(key, token), timeout=TIMEOUT, on_reply=lambda error: None
+    )
 
 
 def test_a_failure_says_whether_its_connection_had_been_idle(
@@ -204,18 +208,20 @@ def test_what_may_be_done_twice_is_sent_again_on_a_new_connection(
 ) -> None:
     (key, claim), token = new_claim(), new_token()
     call = ClaimRequest(key=claim, token=token, holder=PUBLISHER, ttl=LONG)
-    assert store.take_claim(call, timeout=SHORT) is None
+    assert store.claims.take(call, timeout=SHORT) is None
     for wants_ttl in (False, True):  # by one command, and by the script
         nat.forget_connections()
         call = replace(call, token=new_token(), wants_ttl=wants_ttl)
-        existing = store.take_claim(call, timeout=SHORT)
+        existing = store.claims.take(call, timeout=SHORT)
         assert existing is not None
         assert existing.token == token.call_id
     nat.forget_connections()
-    store.change_claim(token, ClaimChange(key=claim, phase=None), timeout=SHORT)
+    store.claims.change(token, ClaimChange(key=claim, phase=None), timeout=SHORT)
     assert not raw.exists(claim)
     nat.forget_connections()
-    store.mark(Mark(key=key, token=token, state=CompletionState.DONE, ttl=LONG), timeout=SHORT)
+    store.leases.mark(
+        Mark(key=key, token=token, state=CompletionState.DONE, ttl=LONG), timeout=SHORT
+    )
     assert raw.exists(Keyspace.completion(key, token.attempt))
 
 
@@ -243,7 +249,7 @@ def test_a_wait_queue_is_joined_over_a_connection_that_was_not_idle_for_long(
     queue = Keyspace.wait_queue(new_key())
     for number in range(2):
         raw.rpush(f"{queue}!", f"nonce-{number}")
-        ticket = RedisTicket(WaitQueues(), queue, "waiter", lambda: connections, TIMEOUT, clock)
+        ticket = RedisTicket(NO_QUEUE, queue, "waiter", lambda: connections, TIMEOUT, clock)
         assert ticket.wait(TIMEOUT) == f"nonce-{number}"
         nat.forget_connections()
         clock.ahead += MAX_IDLE + 1
@@ -253,7 +259,7 @@ def test_a_wait_queue_whose_server_does_not_even_end_the_wait_is_joined_again(
     connections: Connections, nat: Proxy, clock: AheadClock, raw: redis.Redis
 ) -> None:
     queue = Keyspace.wait_queue(new_key())
-    ticket = RedisTicket(WaitQueues(), queue, "waiter", lambda: connections, TIMEOUT, clock)
+    ticket = RedisTicket(NO_QUEUE, queue, "waiter", lambda: connections, TIMEOUT, clock)
     assert ticket.wait(0) == ""
     nat.forget_connections()
     clock.ahead += 60 + TIMEOUT + 1
@@ -303,7 +309,7 @@ def woken(connections: Connections, raw: redis.Redis, count: int) -> list[RedisT
     """Tickets of clients that have waited at the same time and were woken."""
     queue = Keyspace.wait_queue(new_key())
     tickets = [
-        RedisTicket(WaitQueues(), queue, "w", lambda: connections, TIMEOUT) for _ in range(count)
+        RedisTicket(NO_QUEUE, queue, "w", lambda: connections, TIMEOUT) for _ in range(count)
     ]
     for ticket in tickets:
         assert ticket.wait(0) == ""
@@ -320,7 +326,7 @@ def test_the_connections_of_a_burst_are_closed_when_they_were_idle_for_long(
     with closing(Connections(server.url(), clock=paused)) as connections:
         woken(connections, raw, 40)
         queue = Keyspace.wait_queue(new_key())
-        waiting = RedisTicket(WaitQueues(), queue, "w", lambda: connections, TIMEOUT)
+        waiting = RedisTicket(NO_QUEUE, queue, "w", lambda: connections, TIMEOUT)
         assert waiting.wait(0) == ""
         assert len(raw.client_list()) == before + 40
         paused.let_pass(MAX_IDLE - 1)
@@ -406,7 +412,7 @@ def test_a_part_of_a_reply_to_a_ticket_breaks_no_other_connection() -> None:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with closing(Connections(f"redis://127.0.0.1:{server.server_address[1]}")) as connections:
-            ticket = RedisTicket(WaitQueues(), "queue", "n", lambda: connections, TIMEOUT)
+            ticket = RedisTicket(NO_QUEUE, "queue", "n", lambda: connections, TIMEOUT)
             assert ticket.wait(0.1) == ""
             connections.run([("PING",)], TIMEOUT)
             assert connections.has_idle(TIMEOUT)

@@ -37,12 +37,12 @@ def note(
     store: Store, key: str, task: str, called_at: float | None, reservation: str = ""
 ) -> NewestCall:
     call = NewestCall(call_id=task, called_at=called_at)
-    return store.note_call(key, call, ttl=LONG, timeout=TIMEOUT, reservation=reservation)
+    return store.newest_calls.note(key, call, ttl=LONG, timeout=TIMEOUT, reservation=reservation)
 
 
 def test_a_call_is_replaced_by_a_newer_one_only(store: RedisStore) -> None:
     key = new_key()
-    assert store.newest_calls([key, new_key()], timeout=TIMEOUT) == [None, None]
+    assert store.newest_calls.of([key, new_key()], timeout=TIMEOUT) == [None, None]
     first = note(store, key, "b+1", 1763876543.123456)
     assert (first.call_id, first.called_at, first.task_id) == ("b+1", 1763876543.123456, "b")
     assert note(store, key, "older", 1763876543.123455) == first
@@ -53,7 +53,7 @@ def test_a_call_is_replaced_by_a_newer_one_only(store: RedisStore) -> None:
     assert newer.is_newer_than(first)
     assert not first.is_newer_than(newer)
     assert note(store, key, "b+1", first.called_at) == newer
-    assert store.newest_calls([new_key(), key], timeout=TIMEOUT) == [None, newer]
+    assert store.newest_calls.of([new_key(), key], timeout=TIMEOUT) == [None, newer]
 
 
 def test_a_call_from_the_future_or_of_an_unknown_time_is_made_now(store: RedisStore) -> None:
@@ -64,30 +64,30 @@ def test_a_call_from_the_future_or_of_an_unknown_time_is_made_now(store: RedisSt
     assert note(store, key, "ahead", ahead.called_at).call_id == "unknown"
     # The server's clock was set back, so that a noted call lies in its future.
     value = "9999999999.000000 future"
-    store._connections.run([("SET", Keyspace.newest_call(other), value)], TIMEOUT)
+    store.runner.connections.run([("SET", Keyspace.newest_call(other), value)], TIMEOUT)
     assert note(store, other, "next", 1e9).call_id == "next"
 
 
 def test_the_newest_call_deletes_the_reservation_that_it_names(store: RedisStore) -> None:
     key, token = held_as(store, Kind.RESERVED)
-    record = store.inspect(key)
+    record = store.leases.inspect(key)
     assert record is not None
     note(store, key, token.call_id, 5.0)
     note(store, key, "older", 4.0, record.token)
     note(store, key, "newer", 6.0)
     note(store, key, "newer", 6.0, str(new_token()))
-    assert store.inspect(key) is not None
+    assert store.leases.inspect(key) is not None
     note(store, key, "newer", 6.0, record.token)
-    assert store.inspect(key) is None
+    assert store.leases.inspect(key) is None
 
 
 @pytest.mark.parametrize("kind", [Kind.LEASE, Kind.COOLING, Kind.DYING])
 def test_no_lease_is_touched(store: RedisStore, kind: Kind) -> None:
     key, _ = held_as(store, kind)
-    before = store.inspect(key)
+    before = store.leases.inspect(key)
     assert before
     note(store, key, "newer", 6.0, before.token)
-    after = store.inspect(key)
+    after = store.leases.inspect(key)
     assert after
     assert (after.kind, after.token) == (before.kind, before.token)
 
@@ -98,7 +98,7 @@ def test_only_a_new_call_wakes_and_only_if_another_client_waits(store: RedisStor
     handoffs = f"{Keyspace.wait_queue(key)}!"
 
     def ask_server(*command: object) -> object:
-        (reply,) = store._connections.run([command], TIMEOUT)
+        (reply,) = store.runner.connections.run([command], TIMEOUT)
         return reply
 
     ask(store, key, new_token("a"), wait_ttl=LONG)

@@ -50,7 +50,7 @@ FOREIGN = {
 
 
 def give(store: RedisStore, key: str, token: object, **options: object) -> ReleaseReply:
-    return store.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
+    return store.leases.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
 
 
 def fence(store: RedisStore, key: str) -> int:
@@ -107,9 +107,11 @@ def test_a_foreign_string_is_neither_granted_nor_deleted(
     reply = ask(redis_store, key, token)
     assert reply == Refused(relation=Relation.OTHER, record=None)
     assert give(redis_store, key, token) is ReleaseReply.NOT_OURS
-    assert redis_store.renew([lease_of(key, token)], timeout=TIMEOUT) == [LossReason.REPLACED]
-    assert redis_store.free(key, str(token)) is False
-    assert redis_store.inspect(key) is None
+    assert redis_store.leases.renew([lease_of(key, token)], timeout=TIMEOUT) == [
+        LossReason.REPLACED
+    ]
+    assert redis_store.operators.free(key, str(token)) is False
+    assert redis_store.leases.inspect(key) is None
     assert raw.get(key) == value
     assert raw.ttl(key) == -1
 
@@ -134,7 +136,7 @@ def test_a_lease_overwritten_by_a_list_is_lost_and_the_others_are_renewed(
         ask(redis_store, lease.key, lease.token)
     raw.delete(leases[1].key)
     raw.rpush(leases[1].key, "foreign")
-    assert redis_store.renew(leases, timeout=TIMEOUT) == [
+    assert redis_store.leases.renew(leases, timeout=TIMEOUT) == [
         RENEWED,
         LossReason.REPLACED,
         RENEWED,
@@ -156,7 +158,7 @@ def test_a_renewal_says_the_same_and_is_denied_nothing_with_and_without_the_righ
     raw.execute_command("ACL LOG RESET")
     raw.config_resetstat()
     with closing(RedisStore(server.url().replace("//", "//renewing:secret@"))) as store:
-        assert store.renew(leases, timeout=TIMEOUT) == [
+        assert store.leases.renew(leases, timeout=TIMEOUT) == [
             RENEWED,
             LossReason.REPLACED,
             LossReason.REPLACED,
@@ -180,7 +182,7 @@ def test_foreign_keys_under_the_prefix_do_not_end_a_scan(
     raw.hset(prefix.lock("s", "hash"), "x", "y")
     key, token = prefix.lock("s", "lease"), new_token()
     ask(redis_store, key, token)
-    assert [record.key for record in redis_store.scan(prefix.match_all())] == [key]
+    assert [record.key for record in redis_store.operators.scan(prefix.match_all())] == [key]
 
 
 class Pauses(SystemClock):
@@ -196,13 +198,13 @@ class Pauses(SystemClock):
 def test_a_search_leaves_nine_tenths_of_the_server_to_others_and_does_not_wait_for_its_own_keys(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
-    pauses = redis_store._connections.clock = Pauses()
+    pauses = redis_store.runner.connections.clock = Pauses()
     printed: list[str] = []
-    redis_store.progress = printed.append
+    redis_store.operators.progress = printed.append
     raw.flushdb()
     raw.mset({f"celery-task-meta-{number}": "{}" for number in range(20_000)})
     raw.config_resetstat()
-    assert list(redis_store.scan(Keyspace("searched").match_all())) == []
+    assert list(redis_store.operators.scan(Keyspace("searched").match_all())) == []
     scans = raw.info("commandstats")["cmdstat_scan"]
     assert pauses.seconds >= 9 * scans["calls"] * 0.05e-3
     assert printed[-1] == f"searched {scans['calls'] - 1:,} pages of keys: 0 keys are ours"
@@ -210,9 +212,9 @@ def test_a_search_leaves_nine_tenths_of_the_server_to_others_and_does_not_wait_f
     raw.flushdb()
     prefix = Keyspace("searched")
     raw.mset({prefix.lock("s", f"{number}"): "-" for number in range(20_000)})
-    assert list(redis_store.scan(prefix.match_all())) == []
+    assert list(redis_store.operators.scan(prefix.match_all())) == []
     assert pauses.seconds < 0.1 * before, "pages of our keys are read without a pause"
-    assert redis_store.size() == 20_000
+    assert redis_store.operators.size() == 20_000
     raw.flushdb()
 
 
@@ -227,13 +229,15 @@ def test_a_survey_finds_records_and_strays_and_reads_each_key_once(
     raw.set(prefix.lock("s", "for a while"), "another's", px=60_000)
     foreign: list[tuple[str, str]] = []
     raw.config_resetstat()
-    found = redis_store.survey(prefix.match_all(), lambda name, what: foreign.append((name, what)))
+    found = redis_store.operators.survey(
+        prefix.match_all(), lambda name, what: foreign.append((name, what))
+    )
     assert [record.key for record in found] == [key]
     stats = raw.info("commandstats")
     keys = len(list(raw.scan_iter(prefix.match_all())))
     calls = {name: stats[f"cmdstat_{name}"]["calls"] for name in ("get", "type", "pttl")}
     assert calls == {"get": keys, "type": 1, "pttl": keys + 1}
-    assert sorted(foreign) == sorted(redis_store.foreign_keys(prefix.match_all()))
+    assert sorted(foreign) == sorted(redis_store.operators.foreign_keys(prefix.match_all()))
     assert len(foreign) == 2
 
 
@@ -242,7 +246,7 @@ def test_a_scan_of_many_pages_misses_nothing(redis_store: RedisStore) -> None:
     keys = {prefix.lock("s", str(number)) for number in range(1200)}
     for key in keys:
         ask(redis_store, key, new_token())
-    assert {record.key for record in redis_store.scan(prefix.match_all())} == keys
+    assert {record.key for record in redis_store.operators.scan(prefix.match_all())} == keys
 
 
 # --- scripts -------------------------------------------------------------------------------------
@@ -263,7 +267,7 @@ def test_a_renewal_of_600_leases_survives_a_script_flush(
     for lease in leases:
         ask(redis_store, lease.key, lease.token)
     raw.script_flush()
-    assert redis_store.renew(leases, timeout=TIMEOUT) == [RENEWED] * 600
+    assert redis_store.leases.renew(leases, timeout=TIMEOUT) == [RENEWED] * 600
 
 
 # Several batches of the heartbeat's.
@@ -287,9 +291,9 @@ def test_each_of_many_renewals_gets_its_own_answer(
     for number in range(0, MANY, 7):
         raw.delete(leases[number].key)
         expected[number] = LossReason.GONE
-    assert redis_store.renew(leases, timeout=TIMEOUT) == expected
+    assert redis_store.leases.renew(leases, timeout=TIMEOUT) == expected
     raw.script_flush()
-    assert redis_store.renew(leases, timeout=TIMEOUT) == expected
+    assert redis_store.leases.renew(leases, timeout=TIMEOUT) == expected
 
 
 def test_what_was_renewed_before_the_server_died_is_noted() -> None:
@@ -301,14 +305,14 @@ def test_what_was_renewed_before_the_server_died_is_noted() -> None:
         for lease in leases:
             heartbeat.add(lease, lambda lease: None)
         before = [lease.valid_until for lease in leases]
-        renew, calls = store.renew, count()
+        renew, calls = store.leases.renew, count()
 
         def dies_after_two(asked: Sequence[Lease], *, timeout: float) -> list[Renewal]:
             if next(calls) == 2:
                 server.kill()
             return renew(asked, timeout=timeout)
 
-        store.renew = dies_after_two  # type: ignore[method-assign, assignment]
+        store.leases.renew = dies_after_two  # type: ignore[method-assign, assignment]
         heartbeat._renew(list(heartbeat._leases))
         renewed = [
             lease for lease, until in zip(leases, before, strict=True) if lease.valid_until != until
@@ -333,8 +337,8 @@ def test_a_store_needs_nothing_of_its_transport_but_the_protocol(
     with closing(RedisStore(server.url(), connect=Relay)) as store:
         key, token = new_key(), new_token()
         assert isinstance(ask(store, key, token), Granted)
-        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
-        place = store.ticket(key, "waiter", timeout=TIMEOUT)
+        assert store.leases.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
+        place = store.wait_queue.ticket(key, "waiter", timeout=TIMEOUT)
         assert place is not None
         raw.rpush(f"{Keyspace.wait_queue(key)}!", "nonce")
         assert place.wait(TIMEOUT) == "nonce"
@@ -348,11 +352,11 @@ def test_every_operation_survives_a_script_flush(redis_store: RedisStore, raw: r
     raw.script_flush()
     assert give(redis_store, key, token, become=Kind.COOLING, become_ttl=60) is ReleaseReply.OURS
     raw.script_flush()
-    redis_store.mark(
+    redis_store.leases.mark(
         Mark(key=key, token=token, state=CompletionState.DONE, ttl=60), timeout=TIMEOUT
     )
     raw.script_flush()
-    assert redis_store.free(key, None) is True
+    assert redis_store.operators.free(key, None) is True
 
 
 def test_a_login_that_may_not_load_scripts_is_enough(
@@ -363,7 +367,7 @@ def test_a_login_that_may_not_load_scripts_is_enough(
     url = server.url().replace("redis://", "redis://modest:secret@")
     with closing(RedisStore(url)) as store:
         assert isinstance(ask(store, new_key(), new_token()), Granted)
-        assert store.info("memory") == {}
+        assert store.operators.info("memory") == {}
 
 
 def test_one_round_trip_each_for_an_acquire_a_release_and_a_refusal(
@@ -432,7 +436,7 @@ def test_fences_rise_though_the_servers_clock_is_behind_its_counter(
     token = new_token()
     assert fence(redis_store, key) == ahead + 1
     ask(redis_store, key, token)
-    assert redis_store.free(key, str(token)) is True
+    assert redis_store.operators.free(key, str(token)) is True
     assert fence(redis_store, key) == ahead + 4
     raw.delete(Keyspace.fence(key))
 
@@ -473,7 +477,7 @@ def test_an_unresponsive_server_is_given_up_after_the_timeout(server: PrivateSer
         try:
             started = clock.now()
             with pytest.raises(StoreUnavailable):
-                store.renew([lease_of(key, new_token())], timeout=0.1)
+                store.leases.renew([lease_of(key, new_token())], timeout=0.1)
             assert 0.09 < clock.now() - started < 2
         finally:
             server.resume()
@@ -500,7 +504,7 @@ def test_a_full_server_grants_nothing_but_still_renews_and_releases() -> None:
             client.config_set("maxmemory", "1")
         with pytest.raises(StoreError, match="maxmemory"):
             ask(store, new_key(), new_token())
-        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
+        assert store.leases.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
         assert give(store, key, token) is ReleaseReply.OURS
 
 
@@ -608,7 +612,7 @@ def test_a_native_thread_leaves_no_socket_to_the_next_one_where_threads_are_patc
         def ask():
             try:
                 # The reply takes long enough for the thread to wait for it.
-                said.append(store._connections.run([("BLPOP", "nothing", "0.02")], 5.0)[0])
+                said.append(store.runner.connections.run([("BLPOP", "nothing", "0.02")], 5.0)[0])
             except BaseException as exc:
                 said.append(exc)
 

@@ -75,7 +75,7 @@ def test_a_foreign_string_is_neither_given_nor_touched_and_fails_no_lease(
         mark(redis_store, key, token, CompletionState.WAITING, claim=becomes(claim, phase))
         take(redis_store, key, token, claim=becomes(claim, phase), refused_if_claimed=True)
         assert give(redis_store, key, token, claim=becomes(claim, phase)) is ReleaseReply.OURS
-    assert redis_store.inspect(claim) is None
+    assert redis_store.leases.inspect(claim) is None
     assert raw.get(claim) == value
     assert raw.ttl(claim) == -1
 
@@ -127,8 +127,8 @@ def test_a_claim_of_a_phase_that_a_newer_version_knows_is_still_its_tasks(
     change(redis_store, token, claim, Phase.QUEUED, 600)
     assert is_claimed(redis_store, claim, token)
     write()
-    assert redis_store.free(claim, new_token().call_id) is False
-    assert redis_store.free(claim, token.call_id) is True
+    assert redis_store.operators.free(claim, new_token().call_id) is False
+    assert redis_store.operators.free(claim, token.call_id) is True
 
 
 def test_every_operation_on_claims_survives_a_script_flush(
@@ -149,7 +149,7 @@ def test_every_operation_on_claims_survives_a_script_flush(
     assert record_of(redis_store, claim).phase is Phase.QUEUED
     raw.script_flush()
     give(redis_store, key, token, claim=freed(claim))
-    assert redis_store.inspect(claim) is None
+    assert redis_store.leases.inspect(claim) is None
 
 
 def test_a_renewal_of_600_leases_with_claims_survives_a_script_flush(
@@ -288,7 +288,7 @@ def test_where_the_command_is_refused_the_script_claims_and_the_command_is_not_t
     with closing(RedisStore(server.url(), connect=Spoiled)) as store:
         _, claim = new_claim()
         with pytest.raises(StoreError, match="syntax"):
-            store._connections.run([("SET", claim, "value", "PX", "1000", "NX", "GET")], 1.0)
+            store.runner.connections.run([("SET", claim, "value", "PX", "1000", "NX", "GET")], 1.0)
         token = new_token()
         assert take_claim(store, claim, token, wants_ttl=False) is None
         assert is_claimed(store, claim, token)

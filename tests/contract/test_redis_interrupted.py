@@ -126,12 +126,12 @@ def test_an_interrupted_call_never_gives_its_reply_to_the_next(
                 granted = ask(store, mine, owner)
                 assert isinstance(granted, Granted)
                 assert granted.key == mine
-                renewals = store.renew(
+                renewals = store.leases.renew(
                     [lease_of(mine, owner), lease_of(held, owner)], timeout=TIMEOUT
                 )
                 assert renewals == [RENEWED, LossReason.REPLACED]
-                store.release(Release(keys=(free,), token=owner), timeout=TIMEOUT)
-                assert store.inspect(free) is None
+                store.leases.release(Release(keys=(free,), token=owner), timeout=TIMEOUT)
+                assert store.leases.inspect(free) is None
 
         thousand_times(fault, once)
         store.close()
@@ -191,7 +191,7 @@ def test_the_test_can_fail(server: PrivateServer, fault: type[BaseException]) ->
 
     def careless_store() -> RedisStore:
         store = RedisStore(server.url(db=4))
-        store._connections = Careless(server.url(db=4))
+        store.runner.connections = Careless(server.url(db=4))
         return store
 
     held = new_key()

@@ -106,7 +106,7 @@ def test_a_renewal_that_a_replica_refused_leaves_no_connection_to_it(
             with pytest.raises(StoreUnavailable, match="is a replica now"):
                 renew(store, [lease_of(key, token)])
             raw.execute_command("REPLICAOF", "NO", "ONE")
-            assert not any(store._connections._idle.values())
+            assert not any(store.runner.connections._idle.values())
 
 
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "not connected"])
@@ -182,7 +182,7 @@ def test_a_server_that_refuses_writes_grants_loses_and_releases_nothing(
         requests: list[Callable[[], object]] = [
             lambda: ask(store, free, other),
             lambda: take_claim(store, claim, other),
-            lambda: store.release(reserve, timeout=TIMEOUT),
+            lambda: store.leases.release(reserve, timeout=TIMEOUT),
             lambda: mark(store, key, token, CompletionState.DONE),
         ]
         relent = refuse(client, private_redis)
@@ -195,4 +195,4 @@ def test_a_server_that_refuses_writes_grants_loses_and_releases_nothing(
         relent()
         assert renew(store, [lease]) == [RENEWED]
         assert isinstance(ask(store, free, new_token()), Granted)
-        assert store.release(reserve, timeout=TIMEOUT) is ReleaseReply.OURS
+        assert store.leases.release(reserve, timeout=TIMEOUT) is ReleaseReply.OURS

@@ -78,7 +78,7 @@ def other(nodes: RedlockNodes) -> Iterator[RedlockStore]:
 
 
 def give(store: RedlockStore, key: str, token: object, **options: object) -> ReleaseReply:
-    return store.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
+    return store.leases.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
 
 
 def take(store: RedlockStore, key: str, token: object = None) -> object:
@@ -146,10 +146,10 @@ def test_all_goes_on_without_a_minority(
             assert relation(ask(store, held, new_token())) is Relation.OTHER
         leases = [lease_of(held, token), lease_of(key, mine)]
         with took_at_most(AT_ONCE):
-            assert store.renew(leases, timeout=TIMEOUT) == [RENEWED] * 2
+            assert store.leases.renew(leases, timeout=TIMEOUT) == [RENEWED] * 2
         marker = Mark(key=key, token=mine, state=CompletionState.WAITING, ttl=LONG)
         with took_at_most(AT_ONCE):
-            store.mark(marker, timeout=TIMEOUT)
+            store.leases.mark(marker, timeout=TIMEOUT)
         for wants_ttl in (True, False):
             claim, claimant = new_claim()[1], new_token()
             with took_at_most(AT_ONCE):
@@ -160,11 +160,11 @@ def test_all_goes_on_without_a_minority(
             assert record.token == claimant.call_id
             with took_at_most(AT_ONCE):
                 change(store, claimant, claim, None)
-            assert store.inspect(claim) is None
+            assert store.leases.inspect(claim) is None
         with took_at_most(AT_ONCE):
             assert give(store, key, mine) is ReleaseReply.OURS
             assert give(store, held, token) is ReleaseReply.OURS
-        assert store.inspect(key) is None
+        assert store.leases.inspect(key) is None
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
@@ -181,11 +181,11 @@ def test_without_a_majority_nothing_is_granted_and_the_error_names_the_nodes(
                 nodes[index].kill()
         done = Mark(key=key, token=token, state=CompletionState.DONE, ttl=LONG)
         for refused in (
-            lambda: store.acquire(call_for(key), timeout=SILENCE),
-            lambda: store.renew([lease_of(held, token)], timeout=SILENCE),
-            lambda: store.mark(done, timeout=SILENCE),
-            lambda: store.inspect(held),
-            lambda: store.free(held, None),
+            lambda: store.leases.acquire(call_for(key), timeout=SILENCE),
+            lambda: store.leases.renew([lease_of(held, token)], timeout=SILENCE),
+            lambda: store.leases.mark(done, timeout=SILENCE),
+            lambda: store.leases.inspect(held),
+            lambda: store.operators.free(held, None),
         ):
             with pytest.raises(StoreUnavailable, match="2 of 5 nodes answered") as caught:
                 refused()
@@ -198,9 +198,9 @@ def test_nodes_that_say_nothing_cost_one_timeout_together(
 ) -> None:
     with nodes.paused([0, 1, 2]):
         with took_at_most(SILENCE + AT_ONCE), pytest.raises(StoreUnavailable):
-            store.acquire(call_for(new_key()), timeout=SILENCE)  # connects, too
+            store.leases.acquire(call_for(new_key()), timeout=SILENCE)  # connects, too
         with took_at_most(SILENCE + AT_ONCE), pytest.raises(StoreUnavailable):
-            store.acquire(call_for(new_key()), timeout=SILENCE)
+            store.leases.acquire(call_for(new_key()), timeout=SILENCE)
 
 
 @contextmanager
@@ -229,7 +229,7 @@ def test_connecting_to_black_holes_does_not_add_up(nodes: RedlockNodes, count: i
                 take(store, new_key())
         else:
             with took_at_most(SILENCE + AT_ONCE), pytest.raises(StoreUnavailable):
-                store.acquire(call_for(new_key()), timeout=SILENCE)
+                store.leases.acquire(call_for(new_key()), timeout=SILENCE)
 
 
 def test_a_slow_minority_slows_no_operation_down_and_gets_it_all_in_order(
@@ -280,7 +280,7 @@ def acquire_while_three_are_stopped(nodes: RedlockNodes, store: RedlockStore, ke
     token = take(store, first)
     wait_until(lambda: nodes.holders(first) == [str(token)] * 5, "all five have the first grant")
     with nodes.paused([0, 1, 2]), pytest.raises(StoreUnavailable):
-        store.acquire(call_for(key, ttl=LONG), timeout=0.2)
+        store.leases.acquire(call_for(key, ttl=LONG), timeout=0.2)
 
 
 def test_an_attempt_that_fails_is_given_back_on_nodes_that_did_not_answer(
@@ -438,7 +438,7 @@ def test_a_late_release_can_not_undo_the_next_grant_unnoticed(
     release_without_a_reply(nodes, store, key, token, 0, 1, 2)
     request = Acquire(slots=(key,), token=token, holder=call_for(key).holder, ttl=LONG)
     with pytest.raises(StoreUnavailable):
-        store.acquire(request, timeout=0.6)
+        store.leases.acquire(request, timeout=0.6)
     take(store, new_key())  # other tokens are not affected
 
 
@@ -480,7 +480,7 @@ def test_a_minority_that_grants_and_is_given_back_keeps_the_claim_of_the_message
     claim, token = Keyspace.claim("app.sync", key), new_token()
     holder = lease_of(key, token).holder
     assert (
-        store.take_claim(ClaimRequest(key=claim, token=token, holder=holder, ttl=LONG), timeout=1)
+        store.claims.take(ClaimRequest(key=claim, token=token, holder=holder, ttl=LONG), timeout=1)
         is None
     )
     # Two nodes grant. With three holders, a node that does not answer decides nothing: one of them
@@ -495,15 +495,15 @@ def test_a_minority_that_grants_and_is_given_back_keeps_the_claim_of_the_message
         claim=ClaimChange(key=claim, phase=None),
     )
     with pytest.raises(StoreUnavailable, match="split"):
-        store.acquire(request, timeout=SILENCE)
+        store.leases.acquire(request, timeout=SILENCE)
     assert set(nodes.holders(claim)) == {token.call_id}
-    record = store.inspect(claim)
+    record = store.leases.inspect(claim)
     assert record is not None
     assert (record.token, record.phase) == (token.call_id, Phase.QUEUED)
     assert nodes.holders(key).count(str(token)) == 0
     nodes.restore()
-    store.acquire(request, timeout=1)
-    assert store.inspect(claim) is None
+    store.leases.acquire(request, timeout=1)
+    assert store.leases.inspect(claim) is None
 
 
 # --- what counts ---------------------------------------------------------------------------------
@@ -534,10 +534,10 @@ def test_another_task_on_a_minority_refuses_no_caller(
     key, dead = new_key(), new_token()
     put_on(nodes, key, dead, 1, 4)
     token = take(store, key)
-    record = store.inspect(key)
+    record = store.leases.inspect(key)
     assert record is not None
     assert record.token == str(token)
-    assert [r.token for r in store.scan(f"{key}*")] == [str(token)]
+    assert [r.token for r in store.operators.scan(f"{key}*")] == [str(token)]
 
 
 def test_an_earlier_attempt_of_the_task_on_a_minority_does_not_keep_it_away(
@@ -563,11 +563,11 @@ def test_a_client_that_may_have_a_majority_is_believed_to_where_nodes_do_not_ans
     key, holder = new_key(), new_token()
     put_on(nodes, key, holder, 0, 1, 2)
     nodes[2].kill()
-    reply = store.acquire(call_for(key), timeout=SILENCE)
+    reply = store.leases.acquire(call_for(key), timeout=SILENCE)
     assert isinstance(reply, Refused)
     assert reply.record is not None
     assert reply.record.token == str(holder)
-    record = store.inspect(key)
+    record = store.leases.inspect(key)
     assert record is not None
     assert record.token == str(holder)
 
@@ -578,13 +578,13 @@ def test_a_lease_is_lost_once_no_majority_has_it_and_is_written_back_nowhere(
     key = new_key()
     token = take(store, key)
     delete_on(nodes, key, 0, 1)
-    assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
+    assert store.leases.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
     wait_until(lambda: nodes.holders(key) == ["", "", *[str(token)] * 3], "three have it")
     delete_on(nodes, key, 2)
-    assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [LossReason.GONE]
+    assert store.leases.renew([lease_of(key, token)], timeout=TIMEOUT) == [LossReason.GONE]
     assert nodes.holders(key) == ["", "", "", str(token), str(token)]
     put_on(nodes, key, new_token(), 0)
-    assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [LossReason.REPLACED]
+    assert store.leases.renew([lease_of(key, token)], timeout=TIMEOUT) == [LossReason.REPLACED]
 
 
 def test_of_several_leases_each_is_answered_by_itself(
@@ -599,7 +599,7 @@ def test_of_several_leases_each_is_answered_by_itself(
     nodes[4].kill()
     nodes[3].kill()
     # The first is renewed on three nodes, the second can be on none; the third's end is unknown.
-    assert store.renew(leases, timeout=TIMEOUT) == [
+    assert store.leases.renew(leases, timeout=TIMEOUT) == [
         RENEWED,
         LossReason.GONE,
         LossReason.UNREACHABLE,
@@ -624,7 +624,7 @@ def test_a_grant_that_took_longer_than_its_ttl_is_none(
     take(store, new_key())
     threading.Timer(0.4, lambda: [server.resume() for server in nodes]).start()
     with nodes.paused([0, 1, 2]), pytest.raises(StoreUnavailable, match="its ttl"):
-        store.acquire(call_for(key, ttl=0.3), timeout=2)
+        store.leases.acquire(call_for(key, ttl=0.3), timeout=2)
     wait_until(lambda: not any(nodes.holders(key)), "it was given back")
 
 
@@ -646,7 +646,7 @@ def test_a_login_that_may_neither_load_scripts_nor_ask_for_info_is_enough(
     url = nodes.url(quarantine=None).replace("redlock://", "redlock://modest:secret@")
     with closing(RedlockStore(url)) as store:
         take(store, new_key())
-        assert store.info("memory") == {}
+        assert store.operators.info("memory") == {}
 
 
 def test_scripts_that_all_nodes_have_forgotten_are_taught_again(
@@ -672,18 +672,18 @@ def test_one_server_under_two_names_is_refused_when_the_worker_starts(nodes: Red
     one, two = nodes[0].port, nodes[1].port
     url = f"redlock://127.0.0.1:{one},localhost:{one},127.0.0.1:{two}"
     with closing(RedlockStore(url)) as store, pytest.raises(SettingsError, match="one server"):
-        store.info("memory")
+        store.operators.info("memory")
 
 
 def test_a_node_that_may_evict_is_what_info_reports(
     nodes: RedlockNodes, store: RedlockStore
 ) -> None:
-    assert store.info("memory")["maxmemory_policy"] == "noeviction"
+    assert store.operators.info("memory")["maxmemory_policy"] == "noeviction"
     with redis.Redis.from_url(nodes[3].url()) as client:
         client.config_set("maxmemory", "100mb")
         client.config_set("maxmemory-policy", "allkeys-lru")
         try:
-            assert store.info("memory")["maxmemory_policy"] == "allkeys-lru"
+            assert store.operators.info("memory")["maxmemory_policy"] == "allkeys-lru"
         finally:
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", "0")
@@ -708,7 +708,7 @@ def restart_one_under_a_holder(nodes: RedlockNodes, quarantine: float | None) ->
     for restart in (True, False):
         with closing(RedlockStore(nodes.url(quarantine=quarantine))) as store:
             try:
-                reply = store.acquire(call_for(key, ttl=3), timeout=1.0)
+                reply = store.leases.acquire(call_for(key, ttl=3), timeout=1.0)
             except StoreUnavailable:
                 continue
             if isinstance(reply, Granted):

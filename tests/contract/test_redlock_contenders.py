@@ -144,7 +144,7 @@ def test_threads_of_one_store_alternate(nodes: RedlockNodes) -> None:
                 most.append(len(inside))
                 CLOCK.sleep(0.001)
                 inside.remove(number)
-                store.release(Release(keys=(key,), token=token), timeout=5)
+                store.leases.release(Release(keys=(key,), token=token), timeout=5)
                 turns += 1
             return turns
 
@@ -300,7 +300,7 @@ def test_an_interrupted_call_never_gives_its_reply_to_the_next(
                 assert isinstance(reply, Refused), reply
                 assert reply.record is not None
                 assert reply.record.token == str(holder)
-                store.release(Release(keys=(free,), token=owner), timeout=5)
+                store.leases.release(Release(keys=(free,), token=owner), timeout=5)
 
         thousand_times(fault, once)
 

@@ -33,11 +33,11 @@ def authorize_run(
     call = AuthorizeRun(
         leader=leader, token=token, entry=entry, expected=expected, new=new, ttl=LONG
     )
-    return store.authorize_run(call, timeout=TIMEOUT)
+    return store.schedule.authorize(call, timeout=TIMEOUT)
 
 
 def last_run(store: RedlockStore, leader: str) -> str | None:
-    return store.last_runs([Keyspace.last_run(leader, "e")], timeout=TIMEOUT)[0]
+    return store.schedule.last_runs([Keyspace.last_run(leader, "e")], timeout=TIMEOUT)[0]
 
 
 def put_on(nodes: RedlockNodes, leader: str, text: str, *indexes: int) -> None:

@@ -61,8 +61,8 @@ def test_leases_are_taken_renewed_and_released_over_tls(
         assert isinstance(ask(store, key, token), Granted)
         # More than one record of TLS in each direction.
         leases = [lease_of(key, token)] + [lease_of(new_key(), new_token()) for _ in range(600)]
-        assert store.renew(leases, timeout=TIMEOUT).count(None) == 1
-        assert [record.key for record in store.scan(f"{key}*")] == [key]
+        assert store.leases.renew(leases, timeout=TIMEOUT).count(None) == 1
+        assert [record.key for record in store.operators.scan(f"{key}*")] == [key]
         servers[0].pause()
         try:
             # Open links, and some that shake hands with a server that stands still.
@@ -70,7 +70,7 @@ def test_leases_are_taken_renewed_and_released_over_tls(
                 assert isinstance(ask(each, new_key(), new_token()), Granted)
         finally:
             servers[0].resume()
-        released = store.release(Release(keys=(key,), token=token), timeout=TIMEOUT)
+        released = store.leases.release(Release(keys=(key,), token=token), timeout=TIMEOUT)
         assert released is ReleaseReply.OURS
 
 

@@ -60,17 +60,17 @@ def test_a_store_that_says_so_renews_by_key_and_token_alone(two: tuple[Store, St
     assert parents.capabilities.renews_for_others
     key, token = new_key(), new_token()
     ask(childs, key, token, ttl=TTL)
-    assert parents.renew([lease_of(key, token, TTL)], timeout=TIMEOUT) == [RENEWED]
-    assert parents.renew([lease_of(key, token, 2 * TTL)], timeout=TIMEOUT) == [RENEWED]
-    record = childs.inspect(key)
+    assert parents.leases.renew([lease_of(key, token, TTL)], timeout=TIMEOUT) == [RENEWED]
+    assert parents.leases.renew([lease_of(key, token, 2 * TTL)], timeout=TIMEOUT) == [RENEWED]
+    record = childs.leases.inspect(key)
     assert record is not None
     assert record.ttl > TTL
     assert record.token == str(token)
     # And the child goes on as if nothing had been.
-    assert childs.renew([lease_of(key, token, 2 * TTL)], timeout=TIMEOUT) == [RENEWED]
-    childs.free(key, None)
-    assert parents.renew([lease_of(key, token, TTL)], timeout=TIMEOUT) == [LossReason.GONE]
-    assert childs.inspect(key) is None
+    assert childs.leases.renew([lease_of(key, token, 2 * TTL)], timeout=TIMEOUT) == [RENEWED]
+    childs.operators.free(key, None)
+    assert parents.leases.renew([lease_of(key, token, TTL)], timeout=TIMEOUT) == [LossReason.GONE]
+    assert childs.leases.inspect(key) is None
 
 
 @pytest.mark.slow
@@ -81,15 +81,15 @@ def test_a_renewal_for_another_does_not_end_its_lease_later(two: tuple[Store, St
     ask(childs, other, token, ttl=TTL)
     # A ttl that the key has not: in etcd, it moves to a lease of this process.
     late = replace(lease_of(key, token, 3.0), process=None)
-    assert parents.renew([late], timeout=TIMEOUT) == [RENEWED]
+    assert parents.leases.renew([late], timeout=TIMEOUT) == [RENEWED]
     until = time.monotonic() + 4.0
     while time.monotonic() < until:
-        assert childs.renew([lease_of(key, token, 3.0)], timeout=TIMEOUT) == [RENEWED]
+        assert childs.leases.renew([lease_of(key, token, 3.0)], timeout=TIMEOUT) == [RENEWED]
         time.sleep(0.5)  # the child's heartbeat
     # Now the parent has not renewed it for longer than its ttl, and renews something else.
     another = replace(lease_of(other, token, TTL), process=None)
-    assert parents.renew([another], timeout=TIMEOUT) == [RENEWED]
-    assert childs.renew([lease_of(key, token, 3.0)], timeout=TIMEOUT) == [RENEWED]
+    assert parents.leases.renew([another], timeout=TIMEOUT) == [RENEWED]
+    assert childs.leases.renew([lease_of(key, token, 3.0)], timeout=TIMEOUT) == [RENEWED]
 
 
 @pytest.mark.slow

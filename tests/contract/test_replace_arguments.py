@@ -71,12 +71,12 @@ class Message:
             ttl=LONG,
             **due,
         )
-        return self.store.replace_arguments(request, timeout=TIMEOUT)
+        return self.store.arguments.replace(request, timeout=TIMEOUT)
 
     @property
     def ttl(self) -> float:
         """Seconds that the arguments are kept; negative: there are none."""
-        (ttl_ms,) = self.store._connections.run([("PTTL", self.arguments)], TIMEOUT)
+        (ttl_ms,) = self.store.runner.connections.run([("PTTL", self.arguments)], TIMEOUT)
         return float(ttl_ms / 1000)
 
     def start(self, token: Token | None = None) -> bytes | None:
@@ -114,7 +114,7 @@ def test_a_client_that_waited_gets_them(store: RedisStore) -> None:
 
 def test_lost_arguments_are_none(store: RedisStore) -> None:
     message = Message(store)
-    store.free(message.arguments, None)
+    store.operators.free(message.arguments, None)
     assert message.start() is None
 
 
@@ -145,7 +145,7 @@ def test_a_redelivery_gets_them_again_until_the_message_is_done(store: RedisStor
     assert message.start(redelivered) == b"newest"
     message.token = redelivered
     message.end()
-    assert store.inspect(message.arguments) is None
+    assert store.leases.inspect(message.arguments) is None
     assert message.start() is None
 
 
@@ -163,14 +163,14 @@ def test_each_end_of_a_message_deletes_them(store: RedisStore) -> None:
 
     def end_after_a_loss(message: Message) -> None:
         message.start()
-        store.free(message.key, None)
+        store.operators.free(message.key, None)
         message.end()
 
     def end_without_a_lease(message: Message) -> None:
-        store.change_claim(message.token, message.change, timeout=TIMEOUT)
+        store.claims.change(message.token, message.change, timeout=TIMEOUT)
 
     def end_after_its_claim(message: Message) -> None:
-        store.free(message.claim, None)
+        store.operators.free(message.claim, None)
         take_claim(store, message.claim, new_token())
         end_without_a_lease(message)
 
@@ -196,7 +196,7 @@ def test_a_duplicate_that_is_discarded_leaves_them_to_the_running_one(store: Red
         key=message.claim, phase=Phase.RUNNING, ttl=LONG, arguments=message.arguments
     )
     granted(store, message.key, message.token, claim=running)
-    store.change_claim(message.token, message.change, timeout=TIMEOUT)
+    store.claims.change(message.token, message.change, timeout=TIMEOUT)
     assert message.start() == b"newest"
 
 
@@ -219,7 +219,7 @@ def test_a_message_that_arrives_after_its_claim_has_replaceable_ones_again(
 ) -> None:
     message = Message(store)
     for key in (message.claim, message.arguments):
-        store.free(key, None)
+        store.operators.free(key, None)
     other = take(store, message.key)
     assert isinstance(ask(store, message.key, message.token, claim=message.change), Refused)
     take_claim(store, message.claim, message.token)
@@ -259,9 +259,9 @@ def test_a_retry_that_waits_takes_them(store: RedisStore) -> None:
 
 def test_the_arguments_of_another_message_are_fixed(store: RedisStore) -> None:
     message = Message(store)
-    store.free(message.arguments, None)
+    store.operators.free(message.arguments, None)
     assert message.replace(b"newest") is Replaced.FIXED
-    store.free(message.claim, None)
+    store.operators.free(message.claim, None)
     take_claim(store, message.claim, new_token())
     assert message.replace(b"newest") is Replaced.NOT_QUEUED
 
@@ -298,10 +298,10 @@ def test_a_message_starts_when_it_is_due(store: RedisStore) -> None:
 def test_a_clock_that_is_set_back_does_not_postpone_a_message(store: RedisStore) -> None:
     message, start = Message(store, due_in=LONG), time.time() * 1000 + 2 * LONG * 1000
     value = f"{start:.0f} {start + LONG * 1000:.0f} newest"
-    store._connections.run([("SET", message.arguments, value)], TIMEOUT)
+    store.runner.connections.run([("SET", message.arguments, value)], TIMEOUT)
     assert due_in(message) == 0
     message = Message(store, due_in=LONG)
-    store._connections.run([("SET", message.arguments, value)], TIMEOUT)
+    store.runner.connections.run([("SET", message.arguments, value)], TIMEOUT)
     assert message.replace(b"newest", due_in=LONG / 2) is Replaced.YES
     assert LONG / 2 - 1 < due_in(message) <= LONG / 2
 

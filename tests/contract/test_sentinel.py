@@ -129,7 +129,7 @@ def test_what_the_sentinels_name_is_refused_while_it_is_a_replica(sentinels: Sen
     """As in the moment of a failover in which a sentinel still names the old master."""
     named = iter([sentinels.replicas()[0].port, sentinels.master().port])
     with closing(store_of(sentinels.url)) as store:
-        store._connections._discovered = lambda timeout: ("127.0.0.1", next(named))
+        store.runner.connections._discovered = lambda timeout: ("127.0.0.1", next(named))
         with pytest.raises(StoreUnavailable, match="is no master") as caught:
             ask(store, new_key(), new_token())
         assert not caught.value.was_sent
@@ -155,7 +155,7 @@ def test_a_lease_that_was_replicated_outlives_its_master(private_sentinels: Sent
 
         def renewed() -> bool:
             try:
-                return store.renew([lease], timeout=TIMEOUT) == [RENEWED]
+                return store.leases.renew([lease], timeout=TIMEOUT) == [RENEWED]
             except StoreUnavailable:
                 return False
 
@@ -202,7 +202,7 @@ def test_a_lease_that_was_not_replicated_is_lost_and_the_fences_still_rise(
         assert stale.fence is not None
         assert successor.fence is not None
         assert successor.fence > stale.fence
-        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [LossReason.REPLACED]
+        assert store.leases.renew([lease_of(key, token)], timeout=TIMEOUT) == [LossReason.REPLACED]
 
 
 # --- wait_replicas -------------------------------------------------------------------------------
@@ -226,8 +226,8 @@ def test_a_grant_that_too_few_replicas_have_is_given_back(sentinels: Sentinels) 
     with closing(store_of(sentinels.url, wait_replicas=3)) as store:
         key = new_key()
         with pytest.raises(StoreUnavailable, match="2 replica"):
-            store.acquire(call_for(key), timeout=1.0)
-        assert store.inspect(key) is None
+            store.leases.acquire(call_for(key), timeout=1.0)
+        assert store.leases.inspect(key) is None
 
 
 def test_a_server_without_replicas_grants_nothing_that_waits_for_them(
@@ -236,10 +236,10 @@ def test_a_server_without_replicas_grants_nothing_that_waits_for_them(
     with closing(RedisStore(server.url(), wait_replicas=1)) as store:
         key, token = new_key(), new_token()
         with pytest.raises(StoreUnavailable, match=r"0 replica.*given back"):
-            store.acquire(call_for(key), timeout=1.0)
-        assert store.inspect(key) is None
+            store.leases.acquire(call_for(key), timeout=1.0)
+        assert store.leases.inspect(key) is None
     with closing(RedisStore(server.url())) as store:
         ask(store, key, token)
         with closing(RedisStore(server.url(), wait_replicas=1)) as waiting:
             assert isinstance(ask(waiting, key, new_token()), Refused)
-        store.release(Release(keys=(key,), token=token), timeout=TIMEOUT)
+        store.leases.release(Release(keys=(key,), token=token), timeout=TIMEOUT)

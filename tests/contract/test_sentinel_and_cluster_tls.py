@@ -53,13 +53,13 @@ def test_leases_are_taken_renewed_and_released_over_tls(servers: Sentinels | Clu
             assert isinstance(ask(store, key, token), Granted)
             assert isinstance(ask(store, key, new_token()), Refused)
         leases = [lease_of(key, token) for key, token in tokens.items()]
-        assert store.renew(leases, timeout=TIMEOUT) == [RENEWED] * len(leases)
+        assert store.leases.renew(leases, timeout=TIMEOUT) == [RENEWED] * len(leases)
         for key, token in tokens.items():
             assert give(store, key, token) is ReleaseReply.OURS
 
 
 def give(store: Store, key: str, token: object) -> ReleaseReply:
-    return store.release(Release(keys=(key,), token=token), timeout=TIMEOUT)  # type: ignore[arg-type]
+    return store.leases.release(Release(keys=(key,), token=token), timeout=TIMEOUT)  # type: ignore[arg-type]
 
 
 def test_a_certificate_of_an_unknown_authority_is_refused(servers: Sentinels | Cluster) -> None:
@@ -108,7 +108,7 @@ def test_a_failover_is_followed_over_tls(certificates: Certificates, tls_url: st
 
         def renewed() -> bool:
             try:
-                return store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
+                return store.leases.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
             except StoreUnavailable:
                 return False
 

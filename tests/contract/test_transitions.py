@@ -84,7 +84,7 @@ def acquire(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple
             frees_claim=frees,
             refused_if_claimed=claimed,
         )
-        return store.acquire(request, timeout=TIMEOUT)
+        return store.leases.acquire(request, timeout=TIMEOUT)
 
     return f"acquire {name} {token} {ttl} {limit=} {sequence=} {phase=} {frees=} {claimed=}", run
 
@@ -107,7 +107,7 @@ def release(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple
             completion_ttl=ttl,
             claim=None if phase == "none" else change(phase, ttl, key),
         )
-        return store.release(request, timeout=TIMEOUT)
+        return store.leases.release(request, timeout=TIMEOUT)
 
     return f"release {name} {token} {ttl} {become=} {marker=} {limit=} {phase=}", run
 
@@ -122,7 +122,7 @@ def mark(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[st
         key = key_of(name)
         claim = None if phase == "none" else change(phase, ttl, key)
         request = Mark(key=key, token=token, state=state, ttl=ttl, sequence=sequence, claim=claim)
-        store.mark(request, timeout=TIMEOUT)
+        store.leases.mark(request, timeout=TIMEOUT)
 
     return f"mark {name} {token} {ttl} {state=} {sequence=} {phase=}", run
 
@@ -143,7 +143,7 @@ def take_claim(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tu
             instead_of=instead_of,
             wants_ttl=wants_ttl,
         )
-        found = store.take_claim(request, timeout=TIMEOUT)
+        found = store.claims.take(request, timeout=TIMEOUT)
         return found if wants_ttl or found is None else replace(found, ttl=0.0)
 
     return f"take_claim {name} {token} {ttl} {instead_of=} {forged=} {wants_ttl=}", run
@@ -153,7 +153,7 @@ def settle(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[
     phase = None if phase == "none" else phase
 
     def run(store: Store, key_of: Callable[[str], str]) -> Any:
-        store.change_claim(token, change(phase, ttl, key_of(name)), timeout=TIMEOUT)
+        store.claims.change(token, change(phase, ttl, key_of(name)), timeout=TIMEOUT)
 
     return f"settle {name} {token} {ttl} {phase=}", run
 
@@ -164,7 +164,7 @@ def renew(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[s
         claim = "" if phase == "none" else claim_key(key)
         # The longest: what lives with a shared heartbeat is never shortened by one.
         leases = [lease_of(slot, token, 2400.0, claim) for slot in Keyspace.slots(key, 2)]
-        return store.renew(leases, timeout=TIMEOUT)
+        return store.leases.renew(leases, timeout=TIMEOUT)
 
     return f"renew {name} {token} {ttl} {phase=}", run
 
@@ -181,7 +181,7 @@ def authorize_run(
         request = AuthorizeRun(
             leader=leader, token=token, entry=entry, expected=expected, new=new, ttl=ttl
         )
-        return store.authorize_run(request, timeout=TIMEOUT), store.last_runs(
+        return store.schedule.authorize(request, timeout=TIMEOUT), store.schedule.last_runs(
             [entry], timeout=TIMEOUT
         )
 
@@ -192,7 +192,7 @@ def free(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[st
     named = draw(st.booleans())
 
     def run(store: Store, key_of: Callable[[str], str]) -> Any:
-        return store.free(key_of(name), str(token) if named else None)
+        return store.operators.free(key_of(name), str(token) if named else None)
 
     return f"free {name} {token} {named=}", run
 
@@ -233,7 +233,7 @@ def outcome(store: Store, operation: Operation, key_of: Callable[[str], str]) ->
 def state(store: Store, key_of: Callable[[str], str]) -> list[Any]:
     names = [key_of(name) for name in ("one", "two")]
     keys = [slot for key in names for slot in (*Keyspace.slots(key, 3), claim_key(key))]
-    return [comparable(store.inspect(key)) for key in keys]
+    return [comparable(store.leases.inspect(key)) for key in keys]
 
 
 def assert_same(store: Store, script: list[tuple[str, Operation]]) -> None:

@@ -228,16 +228,16 @@ def test_a_waiter_leaves_the_ttl_of_a_lease_alone(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     key, holder = take_new(redis_store)
-    before = redis_store.inspect(key)
+    before = redis_store.leases.inspect(key)
     raw.pexpire(key, 500_000)
     assert in_queue(redis_store, key, new_token())
     assert 400_000 < raw.pttl(key) <= 500_000
-    after = redis_store.inspect(key)
+    after = redis_store.leases.inspect(key)
     assert before is not None
     assert after is not None
     assert (after.token, after.fence, after.holder) == (before.token, before.fence, before.holder)
     lease = lease_of(key, holder)
-    assert redis_store.renew([lease], timeout=TIMEOUT) == [RENEWED]
+    assert redis_store.leases.renew([lease], timeout=TIMEOUT) == [RENEWED]
 
 
 @pytest.mark.parametrize("text", ["l 42", "l a|0.0|n 1 x", "q t-1 queued {}", "r t|0.0|n 1 {}"])
@@ -319,7 +319,9 @@ def test_a_waiter_for_one_of_several_slots_is_woken_by_the_first_that_is_free(
     first, second = new_token(), new_token()
     for token in (first, second):
         assert isinstance(ask(store, slots, token, wait_ttl=PATIENCE), Refused)
-    tickets = [store.ticket(slots[0], token.nonce, timeout=TIMEOUT) for token in (first, second)]
+    tickets = [
+        store.wait_queue.ticket(slots[0], token.nonce, timeout=TIMEOUT) for token in (first, second)
+    ]
     for ticket in tickets:
         assert ticket.wait(0.01) == ""
     give(store, slots[2], tokens[2])

@@ -12,6 +12,7 @@ import redis
 
 from celery_singleton_lock.cli.commands import row_of, table
 from celery_singleton_lock.core import native_threads
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, LossReason, Phase, Record, Token
 from celery_singleton_lock.core.store import (
@@ -22,7 +23,6 @@ from celery_singleton_lock.core.store import (
     Relation,
     Release,
     ReleaseReply,
-    Store,
 )
 from celery_singleton_lock.inspection import HeldKey
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -179,8 +179,8 @@ def test_operators_see_that_it_has_no_holder(scene: Scene) -> None:
     row = row_of(HeldKey.of(record))
     assert (row["state"], row["since"]) == ("reserved for a waiting client", "")
     assert reserved.holder.task_id not in table([HeldKey.of(record)])
-    assert [found.token for found in scene.store.scan(reserved.key)] == [record.token]
-    assert reserved.key not in dict(scene.store.foreign_keys(EVERY_NAME))
+    assert [found.token for found in scene.store.operators.scan(reserved.key)] == [record.token]
+    assert reserved.key not in dict(scene.store.operators.foreign_keys(EVERY_NAME))
 
 
 def test_its_value_is_a_code(scene: Scene) -> None:
@@ -195,8 +195,8 @@ def test_its_value_is_a_code(scene: Scene) -> None:
 
 def test_an_operator_frees_it_like_any_other(scene: Scene) -> None:
     reserved = scene.reserved()
-    assert scene.store.free(reserved.key, str(reserved.holder)) is False
-    assert scene.store.free(reserved.key, record_of(scene.store, reserved.key).token)
+    assert scene.store.operators.free(reserved.key, str(reserved.holder)) is False
+    assert scene.store.operators.free(reserved.key, record_of(scene.store, reserved.key).token)
     take(scene.store, reserved.key)
     refused = ask(
         scene.store, reserved.key, reserved.waiter, wait_ttl=WAITS, handoff=reserved.handoff
@@ -259,7 +259,7 @@ def test_an_asynchronous_release_wakes_once_whether_it_was_lost_or_not(
             return False
         for _ in range(2):
             bench.next_renewal()
-            bench.store.drain(timeout=TIMEOUT)
+            bench.store.async_releases.drain(timeout=TIMEOUT)
         assert not bench.is_pending(lease)
         assert scene.is_waiters(lease.key)
         assert scene.woken(lease.key) == [lease.token.nonce]
@@ -274,13 +274,13 @@ def test_an_asynchronous_release_that_is_late_finds_what_its_next_copy_left(benc
     holder = take(bench.store, key)
     scene.waits(key, waiter)
     request = Release(keys=(key,), token=holder)
-    assert bench.store.release(request, timeout=TIMEOUT) is ReleaseReply.OURS
+    assert bench.store.leases.release(request, timeout=TIMEOUT) is ReleaseReply.OURS
     handoff = bench.raw.blpop([f"{Keyspace.wait_queue(key)}!"], 1)
     assert handoff is None or handoff[1].decode() == holder.nonce  # None: its half second was over
     bench.raw.delete(key)
     third = take(bench.store, key)
     scene.waits(key, waiter)
-    assert bench.store.release(request, timeout=TIMEOUT) is ReleaseReply.NOT_OURS
+    assert bench.store.leases.release(request, timeout=TIMEOUT) is ReleaseReply.NOT_OURS
     assert record_of(bench.store, key).token == str(third)
     assert scene.woken(key) == []
 
@@ -359,7 +359,7 @@ def test_a_waiter_with_a_claim_changes_it_as_without_a_wait_queue(scene: Scene) 
     assert isinstance(granted, Granted)
     assert record_of(scene.store, claim).phase is Phase.RUNNING
     assert give(scene.store, key, waiter, claim=freed(claim)) is ReleaseReply.OURS
-    assert scene.store.inspect(claim) is None
+    assert scene.store.leases.inspect(claim) is None
 
 
 def test_a_caller_refused_by_a_claim_is_in_no_wait_queue(scene: Scene) -> None:
@@ -389,5 +389,5 @@ def test_of_several_slots_the_reserved_one_is_taken_and_no_other_is_lost(scene: 
 
 
 def test_stores_that_wake_no_client_have_no_wait_queues() -> None:
-    assert RedlockStore.ticket is MemoryStore.ticket is Store.ticket
-    assert RedisStore.ticket is not Store.ticket
+    assert MemoryStore(SystemClock()).wait_queue is None
+    assert RedlockStore("redlock://h1,h2,h3/0").wait_queue is None

@@ -31,5 +31,5 @@ def test_a_forgotten_request_is_answered_behind_the_next_one(zookeeper: ZooKeepe
             proxy.set(Mode(kind=kind))
             assert isinstance(ask(store, key, token), Granted)
             request = Release(keys=(key,), token=token)
-            assert store.release(request, timeout=TIMEOUT) is ReleaseReply.OURS
+            assert store.leases.release(request, timeout=TIMEOUT) is ReleaseReply.OURS
         proxy.set(Mode())

@@ -57,7 +57,7 @@ def other(zookeeper: ZooKeeperEnsemble, path: str) -> Iterator[ZooKeeperStore]:
 
 
 def give(store: ZooKeeperStore, key: str, token: Token, **options: Any) -> ReleaseReply:
-    return store.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
+    return store.leases.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
 
 
 def usual_costs(
@@ -94,7 +94,7 @@ def test_a_free_key_is_taken_and_given_back_in_one_request_each(
         for key, token in held
     ]
     assert usual_costs(zookeeper, rounds) == [ONE, ONE]
-    assert all(store.inspect(key) is None for key, _ in held)
+    assert all(store.leases.inspect(key) is None for key, _ in held)
 
 
 def test_a_message_is_claimed_in_one_request(
@@ -103,7 +103,7 @@ def test_a_message_is_claimed_in_one_request(
     def claim() -> None:
         key = Keyspace.claim("app.task", new_key())
         request = ClaimRequest(key=key, token=new_token(), holder=Holder(), ttl=60)
-        assert store.take_claim(request, timeout=TIMEOUT) is None
+        assert store.claims.take(request, timeout=TIMEOUT) is None
 
     claim()  # the session stands
     assert usual_costs(zookeeper, [(claim,)] * 9) == [ONE]
@@ -152,12 +152,12 @@ def test_a_completion_record_refuses_its_attempt_though_the_key_is_free(
     store: ZooKeeperStore, other: ZooKeeperStore, state: CompletionState, relation: Relation
 ) -> None:
     key, token = new_key(), new_token()
-    other.mark(Mark(key=key, token=token, state=state, ttl=60, sequence=1), timeout=TIMEOUT)
+    other.leases.mark(Mark(key=key, token=token, state=state, ttl=60, sequence=1), timeout=TIMEOUT)
     for _ in range(2):
         reply = ask(store, key, token)
         assert isinstance(reply, Refused)
         assert reply.relation is relation
-    assert store.inspect(key) is None
+    assert store.leases.inspect(key) is None
 
 
 def test_a_proof_that_no_completion_record_stands_leaves_none_behind(
@@ -187,10 +187,10 @@ def test_a_holder_granted_by_a_guess_does_not_release_its_successor(
 ) -> None:
     key, first, second = new_key(), new_token(), new_token()
     ask(store, key, first)
-    assert other.free(key, str(first))
+    assert other.operators.free(key, str(first))
     ask(other, key, second)
     assert give(store, key, first) is ReleaseReply.NOT_OURS
-    record = store.inspect(key)
+    record = store.leases.inspect(key)
     assert record is not None
     assert record.token == str(second)
 
@@ -201,7 +201,9 @@ def test_a_completion_record_that_came_beside_a_guessed_lease_decides_its_releas
     key, token = new_key(), new_token()
     duplicate = Token(token.task_id, token.nesting, token.retries, "duplicate")
     ask(store, key, token)
-    other.mark(Mark(key=key, token=duplicate, state=CompletionState.DONE, ttl=60), timeout=TIMEOUT)
+    other.leases.mark(
+        Mark(key=key, token=duplicate, state=CompletionState.DONE, ttl=60), timeout=TIMEOUT
+    )
     done = {"completion": CompletionState.FINISHING, "completion_ttl": 60.0}
     assert give(store, key, token, **done) is ReleaseReply.OURS
     reply = ask(store, key, token)
@@ -212,9 +214,9 @@ def test_a_completion_record_that_came_beside_a_guessed_lease_decides_its_releas
 def test_a_grant_whose_reply_was_lost_is_granted_again(store: ZooKeeperStore) -> None:
     key, token = new_key(), new_token()
     request = Acquire(slots=(key,), token=token, holder=lease_of(key, token).holder, ttl=60)
-    first = store.acquire(request, timeout=TIMEOUT)
+    first = store.leases.acquire(request, timeout=TIMEOUT)
     store._own.forget((key, str(token)))  # as if the reply had been lost
-    again = store.acquire(request, timeout=TIMEOUT)
+    again = store.leases.acquire(request, timeout=TIMEOUT)
     assert isinstance(first, Granted)
     assert isinstance(again, Granted)
     assert first.fence is not None

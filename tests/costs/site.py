@@ -112,7 +112,7 @@ class Site:
         They are read with the reply to the next command, and it is chance whether both come at once
         or one after the other.
         """
-        self.runtime.store.drain(timeout=5.0)
+        self.runtime.store.async_releases.drain(timeout=5.0)
 
     def publish(self, task: Any, name: str = "k") -> Any:
         """A call, as a web request makes it."""

@@ -22,6 +22,7 @@ from celery_singleton_lock.core.store import (
     Relation,
     ReleaseReply,
     Store,
+    operators_of,
 )
 from celery_singleton_lock.testing.contract import TIMEOUT, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import HOLDER, LONG
@@ -59,7 +60,7 @@ class Calls:
     def ask(self, token: Token, **options: Any) -> Granted | Refused:
         options = {"holder": HOLDER, "ttl": LONG, "late": self.late, **options}
         request = QueuedAcquire(slots=(self.key,), token=token, **options)
-        return self.store.acquire(request, timeout=TIMEOUT)
+        return self.store.leases.acquire(request, timeout=TIMEOUT)
 
     def relation(self, token: Token) -> Relation:
         reply = self.ask(token)
@@ -80,7 +81,8 @@ class Calls:
             due_in=due_in,
             **options,
         )
-        return self.store.release_queued(request, timeout=TIMEOUT)
+        assert self.store.call_queue is not None
+        return self.store.call_queue.release(request, timeout=TIMEOUT)
 
     def end(self, token: Token, **options: Any) -> Hint | None:
         relation, hint = self.release(token, **options)
@@ -129,4 +131,4 @@ class Calls:
 
     def lose_lease(self) -> None:
         """The holder's lease ends without a release."""
-        self.store.free(self.key, None)
+        operators_of(self.store).free(self.key, None)

@@ -9,6 +9,7 @@ from celery import Celery
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Record
+from celery_singleton_lock.core.store import operators_of
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.deliveries import wait_until
@@ -57,15 +58,15 @@ class Keys:
 
     def held(self) -> dict[str, Record]:
         """Every key that is taken, in whatever way."""
-        return {record.key: record for record in self.store.scan(EVERY_NAME)}
+        return {record.key: record for record in operators_of(self.store).scan(EVERY_NAME)}
 
     def find(self, key: str) -> Record | None:
         """The holder of ``key``, if there is one."""
         try:
-            return self.store.inspect(key)
+            return self.store.leases.inspect(key)
         except StoreUnavailable:
             # The server was restarted, and an idle connection of ours is to the old one.
-            return self.store.inspect(key)
+            return self.store.leases.inspect(key)
 
     def record(self, key: str) -> Record:
         """The holder of ``key``.
@@ -83,7 +84,7 @@ class Keys:
         Raises:
             AssertionError: It had no holder.
         """
-        assert self.store.free(key, None), f"{key} was free"
+        assert operators_of(self.store).free(key, None), f"{key} was free"
 
     def wait_until_free(self, key: str, *, timeout: float = TIMEOUT) -> None:
         """Wait until ``key`` has no holder."""

@@ -137,7 +137,7 @@ class Beats:
     @property
     def record(self) -> Record | None:
         """The leader, as the store has it."""
-        return self.store.inspect(self.key)
+        return self.store.leases.inspect(self.key)
 
     def add(
         self,

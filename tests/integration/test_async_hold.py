@@ -485,7 +485,9 @@ def test_a_pool_child_that_is_killed_inside_a_block_is_freed_by_its_worker(
     module = load_app("tests.apps.coroutines")
     key = Runtime.of(module.app).keyspace.lock(module.SCOPE, "k")
     module.hold_for_ever.delay("k")
-    record = wait_until(lambda: Runtime.of(module.app).store.inspect(key), "the child holds it")
+    record = wait_until(
+        lambda: Runtime.of(module.app).store.leases.inspect(key), "the child holds it"
+    )
     assert record.ttl > 2 * PATIENCE
     os.kill(record.holder.pid, signal.SIGKILL)
     wait_until(lambda: not redis_client.exists(key), "the worker has released it")

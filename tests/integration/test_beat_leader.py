@@ -271,7 +271,7 @@ def test_ls_shows_the_leader_and_nothing_else(
 ) -> None:
     beats.add(1)
     ticks.wait_for(1)
-    records = list(beats.store.scan(EVERY_NAME))
+    records = list(beats.store.operators.scan(EVERY_NAME))
     assert [record.key for record in records] == [beats.key]
     row = row_of(HeldKey.of(records[0]))
     assert (row["task"], row["task_id"]) == ("celery.beat", "ticks")
@@ -288,7 +288,7 @@ def test_freeing_the_leaders_key_deposes_it(beats: Beats, ticks: Ticks) -> None:
     [process] = beats.running
     ticks.wait_for(1)
     seen = len(process.lines)
-    assert beats.store.free(beats.key, None)
+    assert beats.store.operators.free(beats.key, None)
     process.wait_for_event(EventName.LEASE_LOST, EventName.RESIGNED, since=seen)
     process.wait_for_event(EventName.LEADING, since=seen)
     ticks.wait_for(2)

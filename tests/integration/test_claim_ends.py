@@ -84,19 +84,19 @@ class Claim:
     @property
     def phase(self) -> str | None:
         """What its task is doing; None where it is free."""
-        record = self._store.inspect(self.key)
+        record = self._store.leases.inspect(self.key)
         return None if record is None else str(record.phase)
 
     @property
     def arguments(self) -> list[str]:
         """The keys with the newest arguments of its messages."""
         pattern = self.key.replace("}:claim|", "}:args|", 1)
-        return [key for key, *_ in self._store.texts(f"{pattern}|*")]
+        return [key for key, *_ in self._store.operators.texts(f"{pattern}|*")]
 
     @property
     def ttl(self) -> float:
         """Seconds until it expires."""
-        record = self._store.inspect(self.key)
+        record = self._store.leases.inspect(self.key)
         assert record is not None, f"{self.key} is free"
         return float(record.ttl)
 

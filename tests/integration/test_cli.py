@@ -86,10 +86,10 @@ def claim(pools: ModuleType, argument: str, phase: Phase = Phase.QUEUED) -> str:
         task=BRIEF, task_id=f"id-{argument}", worker="web-1", pid=os.getpid(), since=1_700_000_000.0
     )
     assert (
-        store.take_claim(ClaimRequest(key=key, token=token, holder=holder, ttl=600), timeout=5)
+        store.claims.take(ClaimRequest(key=key, token=token, holder=holder, ttl=600), timeout=5)
         is None
     )
-    store.change_claim(token, ClaimChange(key=key, phase=phase, ttl=600), timeout=5)
+    store.claims.change(token, ClaimChange(key=key, phase=phase, ttl=600), timeout=5)
     return key
 
 
@@ -178,7 +178,7 @@ def test_a_key_is_listed_shown_and_released_by_its_text(
     take_claim = ClaimRequest(
         key=claimed, token=Token("id", 0, 0, "n", "c1"), holder=Holder(), ttl=60
     )
-    assert Runtime.of(app).store.take_claim(take_claim, timeout=5) is None
+    assert Runtime.of(app).store.claims.take(take_claim, timeout=5) is None
     found = cli("show", "--json", f"claim|{BRIEF}|{scope}:{text}").json()
     assert found["key"] == claimed
 

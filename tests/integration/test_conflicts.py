@@ -176,7 +176,7 @@ def test_a_holder_that_was_requeued_says_when_it_came(
     stage.journal.wait_for(
         lambda records: [r for r in records if r.task_id == result.id], what="the second runs"
     )
-    record = Runtime.of(stage.app.app).store.inspect(stage.key(name))
+    record = Runtime.of(stage.app.app).store.leases.inspect(stage.key(name))
     stage.open(f"{name}-2")
     assert record is not None
     assert 0 < record.holder.first_try < record.holder.since

@@ -47,7 +47,7 @@ def _locks_live_there(consensus: Cluster, environment: dict[str, str], monkeypat
 
 
 def record(app: Any, key: str) -> Record | None:
-    return Runtime.of(app).store.inspect(key)
+    return Runtime.of(app).store.leases.inspect(key)
 
 
 def close(app: Any) -> None:

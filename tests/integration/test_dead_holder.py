@@ -236,7 +236,7 @@ def test_a_dead_holder_among_many_slots_is_found_once_the_living_have_renewed(
         hold("k", scope="s", app=app),
     ):
         pass
-    assert store.renew(living, timeout=5) == [RENEWED] * 11
+    assert store.leases.renew(living, timeout=5) == [RENEWED] * 11
     with hold("k", scope="s", app=app) as lease:
         assert lease.key == key
 

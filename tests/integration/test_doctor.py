@@ -31,7 +31,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.serve.gauges import Gauges
 from celery_singleton_lock.serve.listener import Listener
 from celery_singleton_lock.serve.readings import Readings
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.wait_queue import RedisWaitQueue
 from example_project.private_server import PrivateServer, free_port
 from tests.harness.calls import Calls
 from tests.harness.deliveries import wait_until
@@ -652,7 +652,7 @@ def test_a_server_without_blocking_commands_hides_no_other_finding(
         raise StoreError("the store refuses: unknown command 'BLPOP'")
 
     monkeypatch.setattr(sys.modules[is_slow.__module__], "_COMFORTABLE_SHARE", 1e-9)
-    monkeypatch.setattr(RedisStore, "missing_rights", unknown_command)
+    monkeypatch.setattr(RedisWaitQueue, "missing_rights", unknown_command)
     all_of_them = findings(app_on(server.url()))
     assert {"latency", "reachability"} <= {finding.subject for finding in all_of_them}
     assert any("BLPOP" in finding.text for finding in all_of_them)

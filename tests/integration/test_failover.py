@@ -94,7 +94,7 @@ def load(
 
 def record_of(app: Any, key: str) -> Record | None:
     try:
-        return Runtime.of(app).store.inspect(key)
+        return Runtime.of(app).store.leases.inspect(key)
     except StoreError:
         return None  # in the middle of a failover
 

@@ -82,7 +82,7 @@ def test_work_that_is_requeued_after_a_lost_lease_runs_again(
 ) -> None:
     result = stage.app.late.apply_async((name, name), singleton={"ttl": 1})
     stage.journal.wait_for_starts(1, key=name)
-    Runtime.of(stage.app.app).store.free(stage.app.late.lock_key(name), None)
+    Runtime.of(stage.app.app).store.operators.free(stage.app.late.lock_key(name), None)
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
         worker.wait_for_event(EventName.REQUEUED, task_id=result.id, reason="lease lost")
         worker.wait_for_event(EventName.REQUEUED, task_id=result.id, reason="started")
@@ -98,7 +98,7 @@ def test_a_claim_until_start_is_free_once_its_task_has_started(
     claim = runtime.keyspace.claim("claimed", stage.app.claimed.lock_key(name))
     result = stage.app.claimed.delay(name, gate=name)
     stage.journal.wait_for_starts(1, key=name)
-    assert runtime.store.inspect(claim) is None
+    assert runtime.store.leases.inspect(claim) is None
     stage.open(name)
     assert result.get(timeout=20) == name
 

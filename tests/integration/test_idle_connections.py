@@ -90,7 +90,7 @@ def test_a_call_that_could_not_be_sent_leaves_no_claim_though_the_connection_was
             publish(unique.once, "ann")
     key = Runtime.of(unique.app).keyspace.claim(unique.once.name, unique.once.lock_key("ann"))
     with closing(Runtime.of(unique.app).open_store()) as store:
-        assert store.inspect(key) is None
+        assert store.leases.inspect(key) is None
 
 
 @pytest.mark.slow

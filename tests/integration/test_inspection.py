@@ -61,7 +61,7 @@ class Stage:
         take_claim = ClaimRequest(
             key=self.claim, token=Token("id-x", 0, 0, "n", "c1"), holder=holder, ttl=600
         )
-        assert Runtime.of(app).store.take_claim(take_claim, timeout=5) is None
+        assert Runtime.of(app).store.claims.take(take_claim, timeout=5) is None
 
     def key(self, name: str) -> str:
         return self.leases[name].key

@@ -16,6 +16,7 @@ from celery import Celery
 from celery_singleton_lock import LockConflict, hold, inspection, singleton_task
 from celery_singleton_lock.beat.election import Election
 from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.store import operators_of
 from celery_singleton_lock.doctor import Severity
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.inspection import Fate
@@ -287,7 +288,7 @@ def test_a_search_through_many_keys_delays_no_worker(
         hold("42", scope=TASK, app=before),
     ):
         assert _warnings(app, caplog) == []
-        assert Runtime.of(app).store.progress is None
+        assert operators_of(Runtime.of(app).store).progress is None
 
 
 # --- a cluster ------------------------------------------------------------------------------------
@@ -304,5 +305,5 @@ def test_the_keys_of_a_shard_are_in_one_slot_of_a_cluster_with_a_prefix(cluster:
                 assert lease.key.startswith("prod:csl:{celery:")
                 bare = Keyspace("celery", 256).lock("cluster", f"{number}")
                 assert slot_of(lease.key) == slot_of(bare)
-                assert runtime.store.inspect(lease.key) is not None
+                assert runtime.store.leases.inspect(lease.key) is not None
     Runtime.install(app, None)

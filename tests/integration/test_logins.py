@@ -191,7 +191,7 @@ def test_a_connection_that_is_opened_too_late_is_used_by_the_next_request(
     before = Slow.asked
     with elsewhere():
         with pytest.raises(StoreUnavailable, match=r"no connection in 1\.5 s .*credential"):
-            store.last_runs(["a key"], timeout=0.5)
+            store.schedule.last_runs(["a key"], timeout=0.5)
         gate.unlink()
-        assert store.last_runs(["a key"], timeout=0.5) == [None]
+        assert store.schedule.last_runs(["a key"], timeout=0.5) == [None]
     assert Slow.asked == before + 1

@@ -183,7 +183,7 @@ class Bench:
 
     def _has(self, key: str) -> bool:
         try:
-            return self.store.inspect(key) is not None
+            return self.store.leases.inspect(key) is not None
         except StoreError:
             return False
 
@@ -233,7 +233,7 @@ def restart(bench: Bench, site: Site, keys: Sequence[str]) -> None:
 
 def free(bench: Bench, site: Site, keys: Sequence[str]) -> None:
     for key in keys:
-        assert bench.store.free(key, None)
+        assert bench.store.operators.free(key, None)
 
 
 def replace(bench: Bench, site: Site, keys: Sequence[str]) -> None:
@@ -241,11 +241,11 @@ def replace(bench: Bench, site: Site, keys: Sequence[str]) -> None:
         # It would take a lease that is free for a moment.
         bench.beat.stop()
         for key in keys:
-            assert bench.store.free(key, None)
+            assert bench.store.operators.free(key, None)
             # The beat must lead again in the next test.
             ttl = 1.0 if key == bench.leader else 60.0
             request = Acquire(slots=(key,), token=new_token(), holder=Holder(task="other"), ttl=ttl)
-            assert isinstance(other.acquire(request, timeout=2.0), Granted)
+            assert isinstance(other.leases.acquire(request, timeout=2.0), Granted)
         bench.beat.cont()
 
 

@@ -85,7 +85,7 @@ def publisher(crash: ModuleType) -> Iterator[Celery]:
 def held(app: Celery) -> list[Record]:
     """Every key of this test's prefix that is taken."""
     runtime = Runtime.of(app)
-    return list(runtime.store.scan(runtime.keyspace.match_all()))
+    return list(runtime.store.operators.scan(runtime.keyspace.match_all()))
 
 
 def assert_ran_twice(journal: Journal, results: list[Any]) -> None:

@@ -62,7 +62,7 @@ def pools(
 
 def held(pools: ModuleType) -> list[str]:
     runtime = Runtime.of(pools.app)
-    return [record.key for record in runtime.store.scan(runtime.keyspace.match_all())]
+    return [record.key for record in runtime.store.operators.scan(runtime.keyspace.match_all())]
 
 
 def noted(journal: Journal, text: str, task_id: str) -> Record:

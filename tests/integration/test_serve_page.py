@@ -144,7 +144,9 @@ def occupy(app: Any, key: str, *, task: str, task_id: str, ttl: float = 60) -> N
     name = runtime.keyspace.lock("page", key)
     since = runtime.clock.wall()
     holder = Holder(task=task, task_id=task_id, worker=task, pid=7, since=since)
-    runtime.store.acquire(Acquire(slots=(name,), token=token, holder=holder, ttl=ttl), timeout=5)
+    runtime.store.leases.acquire(
+        Acquire(slots=(name,), token=token, holder=holder, ttl=ttl), timeout=5
+    )
 
 
 def test_a_holder_appears_and_disappears_without_a_reload(page: Page, app: Any) -> None:
@@ -192,7 +194,7 @@ def test_a_release_needs_the_token_and_a_confirmation(page: Page, app: Any) -> N
         page.element("confirm").click()
         wait_until(lambda: "wrong token" in page.text("dialog-error"), "the refusal")
         page.element("cancel").click()
-        assert Runtime.of(app).store.inspect(lease.key) is not None
+        assert Runtime.of(app).store.leases.inspect(lease.key) is not None
         page.open_dialog("page:stuck")
         page.type("token", TOKEN)
         page.element("confirm").click()
@@ -220,7 +222,7 @@ def test_without_a_token_there_is_no_button_and_no_release(
             "}}).then((answer) => done(answer.status))"
         )
         assert browser.execute_async_script(script, body, TOKEN) == 403
-        assert Runtime.of(app).store.inspect(lease.key) is not None
+        assert Runtime.of(app).store.leases.inspect(lease.key) is not None
 
 
 def test_hostile_names_are_shown_as_text(page: Page, app: Any) -> None:
@@ -256,7 +258,7 @@ def test_ten_thousand_keys_stay_usable(page: Page, app: Any, database: str) -> N
     page.wait_for_row("page:of-many-07777")
     wait_until(lambda: len(page.rows) == 1, "only that one")
     # It is still live.
-    runtime.store.free(runtime.keyspace.lock("page", "of-many-07777"), None, None)
+    runtime.store.operators.free(runtime.keyspace.lock("page", "of-many-07777"), None, None)
     wait_until(lambda: not page.rows, "none")
     with redis.Redis.from_url(database) as client:
         client.delete(*client.scan_iter("*:of-many*", count=5000))

@@ -56,7 +56,7 @@ def claim_key(task: Any, *args: Any, **kwargs: Any) -> str:
 
 def claim(stage: Stage, task: Any, *args: Any, **kwargs: Any) -> Any:
     """The record of the claim that such a call has, None if it is free."""
-    return Runtime.of(stage.app.app).store.inspect(claim_key(task, *args, **kwargs))
+    return Runtime.of(stage.app.app).store.leases.inspect(claim_key(task, *args, **kwargs))
 
 
 def phase(stage: Stage, task: Any, *args: Any) -> str | None:
@@ -240,9 +240,9 @@ def test_a_body_that_ran_without_the_store_leaves_no_claim(
     started(stage, name, first)
     private_redis.start()
     store, key = Runtime.of(load_app(APP, **own).app).store, claim_key(unique.regardless, name)
-    assert store.inspect(key) is not None
+    assert store.leases.inspect(key) is not None
     stage.open(name)
-    wait_until(lambda: store.inspect(key) is None, "the claim is free")
+    wait_until(lambda: store.leases.inspect(key) is None, "the claim is free")
     worker.kill_group()
 
 
@@ -341,7 +341,7 @@ def test_a_publish_that_fails_after_an_unresponsive_store_frees_the_claim_that_i
         wait_until(lambda: claims_set() > before, "the server has done what it was asked")
     runtime = Runtime.of(unique.app)
     wait_until(lambda: runtime.locker.queue.is_empty, "nothing waits for the store")
-    assert runtime.store.inspect(claim_key(unique.once, name)) is None
+    assert runtime.store.leases.inspect(claim_key(unique.once, name)) is None
 
 
 def test_a_body_that_publishes_its_own_successor_is_not_answered_with_itself(

@@ -26,7 +26,9 @@ def worker(stage: Stage) -> CeleryWorker:
 def no_claim_is_left(stage: Stage) -> Iterator[None]:
     yield
     store = Runtime.of(stage.app.app).store
-    wait_until(lambda: not list(store.scan(f"{EVERY_NAME}}}:claim|*")), "no claim is left")
+    wait_until(
+        lambda: not list(store.operators.scan(f"{EVERY_NAME}}}:claim|*")), "no claim is left"
+    )
 
 
 def skipped_now(results: Any) -> int:

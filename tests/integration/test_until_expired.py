@@ -86,7 +86,7 @@ class Period:
     @property
     def owner(self) -> str | None:
         """The id of the message that has it."""
-        record = self._store.inspect(self.key)
+        record = self._store.leases.inspect(self.key)
         return record and Token.task_id_of(record.token)
 
 
@@ -207,7 +207,7 @@ def assert_one_per_period(task: Any, *args: Any) -> None:
     assert member.id != first.id
     assert is_skipped(member.get(timeout=SOON))
     runtime = Runtime.of(task.app)
-    record = runtime.store.inspect(runtime.keyspace.period(task.name, task.lock_key(*args)))
+    record = runtime.store.leases.inspect(runtime.keyspace.period(task.name, task.lock_key(*args)))
     assert record is not None
     assert Token.task_id_of(record.token) == first.id
     assert 600 - 2 * SOON < record.ttl <= 600

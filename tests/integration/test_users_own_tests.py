@@ -242,7 +242,7 @@ each_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode["unique
 
 
 def claims(store: SingletonStore) -> list[str]:
-    return [record.key for record in store.store.scan(f"{EVERY_NAME}}}:claim|*")]
+    return [record.key for record in store.store.operators.scan(f"{EVERY_NAME}}}:claim|*")]
 
 
 @each_mode

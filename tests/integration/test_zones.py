@@ -50,7 +50,9 @@ def ttls(stage: Stage, name: str) -> tuple[float, float]:
     """The seconds that key and claim of a call still have; 0: it has none."""
     task: Any = stage.app.work
     runtime, key = Runtime.of(stage.app.app), task.lock_key(name)
-    found = [runtime.store.inspect(each) for each in (key, runtime.keyspace.claim(task.name, key))]
+    found = [
+        runtime.store.leases.inspect(each) for each in (key, runtime.keyspace.claim(task.name, key))
+    ]
     return tuple(record.ttl if record else 0.0 for record in found)  # type: ignore[return-value]
 
 

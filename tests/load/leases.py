@@ -188,7 +188,7 @@ def _intrude(store: Store, leases: list[Lease]) -> tuple[int, int]:
     granted = answers = 0
     for lease in random.sample(leases, min(_ASKED_AT_ONCE, len(leases))):
         try:
-            reply = store.acquire(_call(lease.key, 1.0), timeout=1.0)
+            reply = store.leases.acquire(_call(lease.key, 1.0), timeout=1.0)
         except StoreError:
             continue  # an idle connection that the restart has cut
         # Asked after the grant: a holder that knows of its loss by then is not intruded upon.

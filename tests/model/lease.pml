@@ -591,7 +591,7 @@ end:
   /* Its reply is read, before the reply to the connection's next command. [stores/redis/connection.py Connection.replies] [stores/redis/async_release.py PendingRelease.acknowledge] [stores/redis/async_release.py PendingReleases.end] [core/locker.py Locker._on_reply] [core/heartbeat.py Heartbeat.confirmed] */
   :: d_step { c[me].owed == YES -> settle_release(NOTHING) }
 
-  /* It was lost: it is resent after the store's next reply. [stores/redis/store.py RedisStore._run] [stores/redis/async_release.py PendingReleases.resend_lost] */
+  /* It was lost: it is resent after the store's next reply. [stores/redis/runner.py ScriptRunner.run] [stores/redis/async_release.py PendingReleases.resend_lost] */
   :: d_step { TO_BE_RESENT ->
       resend();
       settle_release(NOTHING) }
@@ -602,7 +602,7 @@ end:
       stray_of(RELEASE, c[me].owed_token);
       settle_release(FAILED) }
 
-  /* The acquire found a lease that this process has released: it has overtaken the release. Both are sent again, the release first. [stores/redis/store.py RedisStore.acquire] [stores/redis/async_release.py PendingReleases.superseding] [stores/redis/async_release.py PendingReleases.resend] */
+  /* The acquire found a lease that this process has released: it has overtaken the release. Both are sent again, the release first. [stores/redis/leases.py RedisLeases.acquire] [stores/redis/async_release.py PendingReleases.superseding] [stores/redis/async_release.py PendingReleases.resend] */
   :: d_step { c[me].acquire == NO && c[me].superseded ->
       resend();
       c[me].superseded = 0;
@@ -671,16 +671,16 @@ end:
   /* No release was sent yet, so there is nothing to drain. [core/heartbeat.py Heartbeat._collect] */
   :: d_step { c[me].let_go && !PENDING -> c[me].let_go = 0 }
 
-  /* The reply has arrived, and no other command has read it. [core/heartbeat.py Heartbeat._collect] [stores/redis/store.py RedisStore.drain] [stores/redis/connection.py Connections.drain] */
+  /* The reply has arrived, and no other command has read it. [core/heartbeat.py Heartbeat._collect] [stores/redis/runner.py ScriptRunner.drain] [stores/redis/connection.py Connections.drain] */
   :: d_step { c[me].let_go && c[me].owed == YES -> settle_release(NOTHING) }
 
 #ifndef LOST_FOR_GOOD
-  /* No reply that confirms it has arrived: the heartbeat resends it. [core/heartbeat.py Heartbeat._collect] [stores/redis/store.py RedisStore.drain] [stores/redis/async_release.py PendingReleases.resend_lost] */
+  /* No reply that confirms it has arrived: the heartbeat resends it. [core/heartbeat.py Heartbeat._collect] [stores/redis/runner.py ScriptRunner.drain] [stores/redis/async_release.py PendingReleases.resend_lost] */
   :: d_step { c[me].let_go && PENDING ->
       resend();
       settle_release(NOTHING) }
 
-  /* The same, and the first request may still arrive. [stores/redis/store.py RedisStore.drain] [stores/redis/async_release.py PendingReleases.resend_lost] */
+  /* The same, and the first request may still arrive. [stores/redis/runner.py ScriptRunner.drain] [stores/redis/async_release.py PendingReleases.resend_lost] */
   :: d_step { c[me].let_go && c[me].owed == SENT ->
       resend();
       stray_of(RELEASE, c[me].owed_token);

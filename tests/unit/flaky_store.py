@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from celery_singleton_lock.core.lease import Lease, LossReason
-from celery_singleton_lock.core.store import Capabilities, Release, ReleaseReply, Renewal
+from celery_singleton_lock.core.store import Release, ReleaseReply, Renewal
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.memory import MemoryStore
+from tests.harness.flat_store import FlatStore
 
 
-class FlakyStore(MemoryStore):
+class FlakyStore(FlatStore):
     """The memory store, which doesn't answer while it is ``away`` and counts its renewals."""
 
     away = False
@@ -29,14 +29,14 @@ class FlakyStore(MemoryStore):
     #: Keys whose part of the store doesn't answer.
     silent: frozenset[str] = frozenset()
 
-    def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
+    def renew_leases(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
         self.batches.append([lease.key for lease in leases])
         self.timeouts.append(timeout)
         if self.away:
             raise StoreUnavailable("connection refused")
         if self.before_renewal is not None:
             self.before_renewal()
-        replies = super().renew(leases, timeout=timeout)
+        replies = super().renew_leases(leases, timeout=timeout)
         if self.before_reply is not None:
             self.before_reply()
         return [
@@ -56,10 +56,8 @@ class BatchingFlakyStore(FlakyStore):
     #: After so many calls it is away.
     answers: int | None = None
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, renewal_batch=1)
+    capabilities = replace(FlakyStore.capabilities, renewal_batch=1)
 
-    def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
+    def renew_leases(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
         self.away = len(self.batches) == self.answers
-        return super().renew(leases, timeout=timeout)
+        return super().renew_leases(leases, timeout=timeout)

@@ -28,16 +28,16 @@ from celery_singleton_lock.core.executor import Executor
 from celery_singleton_lock.core.lease import Lease, LossReason
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Release
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import SingletonStore, lose_lease
 from tests.harness.deliveries import wait_until, wait_until_collected
+from tests.harness.flat_store import FlatStore
 from tests.harness.keys import EVERY_NAME
 
 UNREACHABLE = "redis://127.0.0.1:1/0"
 _REASON = (LossReason.GONE, "for the test")
 
 
-class GatedStore(MemoryStore):
+class GatedStore(FlatStore):
     """Carries out each acquire and release when its gate is open."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class GatedStore(MemoryStore):
         return super().release(request, timeout=timeout)
 
     def held(self) -> list[str]:
-        return [record.key for record in self.scan(EVERY_NAME)]
+        return [record.key for record in self.operators.scan(EVERY_NAME)]
 
 
 @pytest.fixture

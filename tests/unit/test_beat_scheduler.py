@@ -246,8 +246,10 @@ def test_a_leader_whose_store_is_away_does_not_tick_and_lives(
         raise StoreUnavailable("connection refused")
 
     with monkeypatch.context() as outage:
-        for name in ("acquire", "renew", "release", "authorize_run", "last_runs"):
-            outage.setattr(bench.store, name, away)
+        for name in ("acquire", "renew", "release"):
+            outage.setattr(bench.store.leases, name, away)
+        for name in ("authorize", "last_runs"):
+            outage.setattr(bench.store.schedule, name, away)
         bench.run(20, beat)
     assert [due for _, _, due in bench.sent] == [1, 2, 3]
     bench.run(3, beat)
@@ -259,8 +261,8 @@ def test_a_refused_leader_that_is_elected_again_ticks_on(benches: Any) -> None:
     beat = bench.beat()
     bench.run(3.5, beat)
     # Freed by an operator; the heartbeat has not noticed yet.
-    [record] = bench.store.scan(EVERY_NAME)
-    bench.store.free(record.key, None)
+    [record] = bench.store.operators.scan(EVERY_NAME)
+    bench.store.operators.free(record.key, None)
     clock.advance(1)
     count = len(bench.sent)
     assert beat.tick() > 0

@@ -284,7 +284,7 @@ def test_a_retry_whose_time_is_text_has_the_key_reserved(bench: Bench) -> None:
     task = bench.task(body, bind=True, ttl=10)
     task.delay(1)
     bench.run()
-    record = bench.store.inspect(task.lock_key(1))
+    record = bench.store.leases.inspect(task.lock_key(1))
     assert record is not None
     assert (record.kind, record.ttl) == (Kind.RESERVED, pytest.approx(40, abs=2))
 
@@ -401,7 +401,7 @@ def retried(bench: Bench, **options: Any) -> tuple[Any, float]:
     task = bench.task(failing, autoretry_for=(OSError,), retry_jitter=False, ttl=10, **options)
     task.delay(1)
     bench.run()
-    record = bench.store.inspect(task.lock_key(1))
+    record = bench.store.leases.inspect(task.lock_key(1))
     assert record is not None
     assert record.kind is Kind.RESERVED
     return bench.message(), record.ttl - 10

@@ -213,7 +213,7 @@ class Lives(RuleBasedStateMachine):
         return [message for message in self.messages if not message.ended]
 
     def holder(self) -> str | None:
-        record = self.store.inspect(CLAIM)
+        record = self.store.leases.inspect(CLAIM)
         return record.token if record else None
 
     def waiting(self) -> list[Message]:
@@ -226,9 +226,9 @@ class Lives(RuleBasedStateMachine):
     def publish(self, in_canvas: bool) -> None:
         message = Message(len(self.messages), duplicate=False)
         request = ClaimRequest(key=CLAIM, token=message.token, holder=Holder(task="t"), ttl=1e6)
-        existing = self.store.take_claim(request)
+        existing = self.store.claims.take(request)
         if existing is None:
-            assert self.store.take_claim(request) is None, (
+            assert self.store.claims.take(request) is None, (
                 "sent again after a lost reply, it is its own"
             )
             self.messages.append(message)
@@ -256,7 +256,7 @@ class Lives(RuleBasedStateMachine):
             refused_if_claimed=claim.refused_if_claimed and not message.started,
         )
         before = self.holder()
-        reply = self.store.acquire(request)
+        reply = self.store.leases.acquire(request)
         if isinstance(reply, Refused):
             assert reply.relation is Relation.OTHER
             assert reply.record is not None
@@ -280,7 +280,7 @@ class Lives(RuleBasedStateMachine):
 
     def requeue(self, message: Message, claim: Claim) -> None:
         message.sequence += 1
-        self.store.mark(
+        self.store.leases.mark(
             Mark(
                 key=LOCK,
                 token=message.token,
@@ -324,8 +324,8 @@ class Lives(RuleBasedStateMachine):
             )
         if end == "success" and self.acks_late:
             request = replace(request, completion=CompletionState.DONE, completion_ttl=1e6)
-        self.store.release(request)
-        self.store.release(request)  # sent again after a lost reply
+        self.store.leases.release(request)
+        self.store.leases.release(request)  # sent again after a lost reply
         if end == "retry":
             message.token = replace(message.token, retries=message.token.retries + 1)
             message.sequence = 0
@@ -343,7 +343,7 @@ class Lives(RuleBasedStateMachine):
         lease, message.lease = message.lease, None
         assert lease is not None
         change = self.claim.queued() if self.acks_late else self.claim.freed()
-        self.store.release(Release(keys=(lease.key,), token=lease.token, claim=change))
+        self.store.leases.release(Release(keys=(lease.key,), token=lease.token, claim=change))
         message.ended = not self.acks_late
 
     @precondition(lambda self: self.waiting())
@@ -351,13 +351,13 @@ class Lives(RuleBasedStateMachine):
     def discard(self, data: st.DataObject) -> None:
         """Revoked or expired, before it ran."""
         message = data.draw(st.sampled_from(self.waiting()))
-        self.store.change_claim(message.token, self.claim.freed())
+        self.store.claims.change(message.token, self.claim.freed())
         message.ended = True
 
     @rule(seconds=st.floats(0, TTL / 3))
     def renew(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        self.store.renew([message.lease for message in self.running() if message.lease])
+        self.store.leases.renew([message.lease for message in self.running() if message.lease])
 
     @invariant()
     def a_claim_is_that_of_a_message_that_is_still_there(self) -> None:

@@ -40,6 +40,7 @@ from celery_singleton_lock.task import ending as ending_module
 from celery_singleton_lock.testing import ManualClock, SingletonStore, hold_lock
 from celery_singleton_lock.worker.shared_memory import LeaseNote, SharedMemory
 from tests.harness.deliveries import wait_until_collected
+from tests.harness.flat_store import FlatStore
 from tests.unit.pool_child import notes_of_dead
 from tests.unit.test_heartbeat import hold as keep
 
@@ -448,7 +449,7 @@ def test_a_task_that_contradicts_the_settings_stops_no_hold_and_its_limit_counts
 # What the worker parent reads, and when apps and leases end.
 
 
-class DeafStore(MemoryStore):
+class DeafStore(FlatStore):
     """Loses releases while it is ``deaf``."""
 
     deaf = False
@@ -537,12 +538,12 @@ def test_an_app_that_held_a_lease_and_was_not_closed_is_collected() -> None:
     assert not heartbeat.is_alive()
 
 
-class SilentStore(MemoryStore):
+class SilentStore(FlatStore):
     """Answers no renewal: each takes all the time it is given."""
 
     clock: ManualClock
 
-    def renew(self, leases: Any, *, timeout: float = 0) -> list[Renewal]:
+    def renew_leases(self, leases: Any, *, timeout: float = 0) -> list[Renewal]:
         self.clock.advance(timeout)
         raise StoreUnavailable("timed out")
 

@@ -28,6 +28,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.transitions import Entry
 from celery_singleton_lock.testing import ManualClock
 from tests.harness.events import Recorded
+from tests.harness.flat_store import FlatStore
 
 KEY = Keyspace("unit").leader("beats")
 TTL, POLL = 15.0, 1.0
@@ -41,7 +42,7 @@ OF_LEADERS = {
 }
 
 
-class CuedStore(MemoryStore):
+class CuedStore(FlatStore):
     """The memory store, whose answers get lost on cue."""
 
     away = False
@@ -55,16 +56,16 @@ class CuedStore(MemoryStore):
     trusted = 1.0
 
     @property
-    def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, trusted=self.trusted)
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        return replace(MemoryStore.capabilities, trusted=self.trusted)
 
     def acquire(self, request: Acquire, *, timeout: float = 0) -> Granted | Refused:
         self._check()
         return super().acquire(request, timeout=timeout)
 
-    def renew(self, leases: Any, *, timeout: float = 0) -> Any:
+    def renew_leases(self, leases: Any, *, timeout: float = 0) -> Any:
         self._check()
-        return super().renew(leases, timeout=timeout)
+        return super().renew_leases(leases, timeout=timeout)
 
     def release(self, request: Any, *, timeout: float = 0) -> Any:
         self._check()
@@ -219,7 +220,7 @@ def test_a_leader_deposed_while_its_heartbeat_finds_out_says_that_it_leads_again
     # The store came back empty, and both ask it at once.
     a = bench.a
     a.election.campaign()
-    assert bench.store.free(KEY, None)
+    assert bench.store.operators.free(KEY, None)
     bench.clock.advance(TTL / 3)
     bench.store.before_authorization = a.heartbeat.sweep
     assert not a.election.authorize_run("e", 1.0)
@@ -240,7 +241,7 @@ def test_a_leader_that_resigns_lets_the_others_come_first(bench: Bench) -> None:
     a, b = bench.a.election, bench.b.election
     a.campaign()
     a.resign("it was stopped")
-    assert bench.store.inspect(KEY) is None
+    assert bench.store.leases.inspect(KEY) is None
     assert not a.campaign()
     assert b.campaign()
     assert bench.a.names() == [EventName.LEADING, EventName.RESIGNED]
@@ -254,14 +255,14 @@ def test_a_grant_whose_reply_was_lost_blocks_no_candidate_for_a_ttl(
     a = bench.a.election
 
     def grant_without_a_reply(request: Acquire, *, timeout: float = 0) -> Granted | Refused:
-        MemoryStore.acquire(bench.store, request)
+        FlatStore.acquire(bench.store, request)
         bench.store.away = True
         raise StoreUnavailable("no reply")
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench.store, "acquire", grant_without_a_reply)
+        patch.setattr(bench.store.leases, "acquire", grant_without_a_reply)
         assert not a.campaign()
-    assert bench.store.inspect(KEY) is not None
+    assert bench.store.leases.inspect(KEY) is not None
     bench.store.away = False
     bench.clock.advance(POLL)
     a._locker.queue.catch_up()
@@ -354,7 +355,7 @@ def test_a_deposed_leader_reports_its_loss_even_if_its_release_gets_no_reply(ben
     a = bench.a.election
     a.campaign()
     a.authorize_run("e", 1.0)
-    assert bench.store.free(KEY, None)
+    assert bench.store.operators.free(KEY, None)
     bench.store.lost_releases = 1
     assert not a.authorize_run("e", 2.0)
     assert bench.a.names() == [EventName.LEADING, EventName.LEASE_LOST, EventName.RESIGNED]
@@ -373,12 +374,12 @@ def test_without_the_token_in_the_script_it_would_be_authorized(
     lease.valid_until = float("inf")
 
     def trusting(request: AuthorizeRun, *, timeout: float = 0) -> Authorization:
-        record = bench.store.inspect(request.leader)
+        record = bench.store.leases.inspect(request.leader)
         assert record is not None
         object.__setattr__(request, "token", Token.parse(record.token))
         return CuedStore.authorize_run(bench.store, request)
 
-    monkeypatch.setattr(bench.store, "authorize_run", trusting)
+    monkeypatch.setattr(bench.store.schedule, "authorize", trusting)
     assert a.authorize_run("e", 1.0)
 
 

@@ -244,7 +244,7 @@ def test_ls_and_show_say_that_the_process_is_dead(app: Celery) -> None:
         holder = Holder(task="t", task_id=name, worker=WORKER, pid=os.getpid(), process=process)
         token = Token(name, 0, 0, "n")
         request = Acquire(slots=(key_of(name),), token=token, holder=holder, ttl=60)
-        runtime.store.acquire(request, timeout=5)
+        runtime.store.leases.acquire(request, timeout=5)
     rows = {row["task_id"]: row for row in run_here(app, "ls", "--json").json()}
     assert {name: row["is_dead"] for name, row in rows.items()} == {
         "former": True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,7 +74,7 @@ def hold(
         ttl=ttl,
     )
     sent = clock.now()
-    reply = store.acquire(request)
+    reply = store.leases.acquire(request)
     assert isinstance(reply, Granted)
     lease = Lease(
         key=reply.key,
@@ -113,7 +114,7 @@ def test_a_lease_lives_as_long_as_it_is_renewed(bench: Bench) -> None:
     lease = bench.hold(ttl=3)
     bench.advance(3600)
     assert not lease.lost
-    assert bench.store.inspect(lease.key) is not None
+    assert bench.store.leases.inspect(lease.key) is not None
     assert 3600 <= len(bench.store.batches) <= 4001
     assert bench.lost == []
 
@@ -152,7 +153,7 @@ class Collected:
     """Notes when the store was drained, and for how long it may wait."""
 
     def __init__(self, bench: Bench) -> None:
-        bench.store.drain = self  # type: ignore[method-assign]
+        bench.store.async_releases = SimpleNamespace(drain=self)
         self.clock = bench.clock
         self.calls: list[tuple[float, float]] = []
 
@@ -221,7 +222,7 @@ def test_no_question_to_an_unresponsive_store_delays_the_news_of_a_loss(
         for _ in range(3):  # the reply itself, and two tries to make a release again
             bench.clock.advance(timeout)
 
-    bench.store.drain = drain  # type: ignore[method-assign]
+    bench.store.async_releases = SimpleNamespace(drain=drain)
     bench.clock.advance(later)
     bench.heartbeat.let_go(bench.hold("gone", ttl=24))
     bench.store.away = True
@@ -241,7 +242,7 @@ def test_a_question_that_fails_is_not_asked_again_and_ends_nothing(
         calls.append(timeout)
         raise ZeroDivisionError
 
-    bench.store.drain = drain  # type: ignore[method-assign]
+    bench.store.async_releases = SimpleNamespace(drain=drain)
     bench.heartbeat.let_go(bench.hold("gone", ttl=60))
     lease = bench.hold("runs", ttl=60)
     bench.advance(120)
@@ -393,7 +394,7 @@ def test_a_lease_on_an_unresponsive_store_is_lost_at_its_deadline_and_for_good(
     bench.store.away = False
     bench.advance(60)
     assert lease.lost
-    assert bench.store.inspect(lease.key) is None
+    assert bench.store.leases.inspect(lease.key) is None
     assert len(bench.lost) == 1
 
 
@@ -463,7 +464,7 @@ def test_a_store_that_is_slow_with_each_batch_delays_no_report_of_a_loss(batchin
 
 def test_no_renewal_waits_for_the_observers_of_a_loss(batching: Bench) -> None:
     leases = [batching.hold(name, ttl=60) for name in "abc"]
-    batching.store.free(leases[0].key, None)
+    batching.store.operators.free(leases[0].key, None)
     batching.clock.advance(20)
     observed = []
     for one in leases:
@@ -474,7 +475,7 @@ def test_no_renewal_waits_for_the_observers_of_a_loss(batching: Bench) -> None:
 
 def test_a_loss_is_reported_though_the_store_became_unresponsive_behind_it(batching: Bench) -> None:
     leases = [batching.hold(name, ttl=60) for name in "abc"]
-    batching.store.free(leases[0].key, None)
+    batching.store.operators.free(leases[0].key, None)
     batching.clock.advance(20)
     batching.store.answers = 1
     batching.heartbeat.sweep()
@@ -483,8 +484,8 @@ def test_a_loss_is_reported_though_the_store_became_unresponsive_behind_it(batch
 
 def test_a_replaced_lease_is_lost_at_the_next_heartbeat(bench: Bench) -> None:
     lease = bench.hold(ttl=60)
-    bench.store.free(lease.key, None)
-    bench.store.acquire(
+    bench.store.operators.free(lease.key, None)
+    bench.store.leases.acquire(
         Acquire(slots=(lease.key,), token=new_token(), holder=HOLDER, ttl=60), timeout=1
     )
     bench.advance(20)
@@ -497,7 +498,7 @@ def test_a_replaced_lease_is_lost_at_the_next_heartbeat(bench: Bench) -> None:
 def test_a_lease_whose_process_is_being_killed_is_left_to_its_parent(bench: Bench) -> None:
     lease = bench.hold(ttl=60)
     request = Release(keys=(lease.key,), token=lease.token, become=Kind.DYING, become_ttl=60)
-    bench.store.release(request, timeout=1)
+    bench.store.leases.release(request, timeout=1)
     bench.advance(120)
     assert bench.lost == []
     assert len(bench.heartbeat) == 0
@@ -509,7 +510,7 @@ BY = OperatorRelease(user="ann", host="ops-1", reason="stuck since noon")
 
 def test_a_lease_that_an_operator_released_is_lost_with_author_and_reason(bench: Bench) -> None:
     lease, other = bench.hold(ttl=60), bench.hold("b", ttl=60)
-    assert bench.store.free(lease.key, str(lease.token), BY)
+    assert bench.store.operators.free(lease.key, str(lease.token), BY)
     bench.advance(20)
     assert lease.loss is not None
     detail = "released by ann on ops-1: stuck since noon"
@@ -522,10 +523,10 @@ def test_a_lease_that_an_operator_released_is_lost_with_author_and_reason(bench:
 
 def test_the_note_on_an_earlier_holder_of_a_key_explains_no_later_loss(bench: Bench) -> None:
     earlier = bench.hold(ttl=60)
-    assert bench.store.free(earlier.key, None, BY)
+    assert bench.store.operators.free(earlier.key, None, BY)
     bench.heartbeat.stop(earlier)
     lease = bench.hold(ttl=60)
-    bench.store.free(lease.key, None)
+    bench.store.operators.free(lease.key, None)
     bench.advance(20)
     assert lease.loss is not None
     assert lease.loss.reason is LossReason.GONE
@@ -535,8 +536,8 @@ def test_a_loss_is_reported_though_the_note_on_it_cannot_be_read(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = bench.hold(ttl=60)
-    bench.store.free(lease.key, None, BY)
-    monkeypatch.setattr(bench.store, "last_runs", lambda keys, timeout: keys[len(keys)])
+    bench.store.operators.free(lease.key, None, BY)
+    monkeypatch.setattr(bench.store.operators, "notes", lambda keys, timeout: keys[len(keys)])
     bench.advance(20)
     assert lease.loss is not None
     assert lease.loss.reason is LossReason.GONE
@@ -545,7 +546,7 @@ def test_a_loss_is_reported_though_the_note_on_it_cannot_be_read(
 
 def test_a_freed_lease_is_lost_as_gone(bench: Bench) -> None:
     lease = bench.hold(ttl=60)
-    bench.store.free(lease.key, None)
+    bench.store.operators.free(lease.key, None)
     bench.advance(20)
     assert lease.loss is not None
     assert lease.loss.reason is LossReason.GONE
@@ -562,7 +563,7 @@ def test_a_lease_whose_ttl_was_over_before_its_renewal_is_lost_as_expired(bench:
 
 def test_a_loss_leaves_the_other_leases_alone(bench: Bench) -> None:
     gone, stays = bench.hold("gone"), bench.hold("stays")
-    bench.store.free(gone.key, None)
+    bench.store.operators.free(gone.key, None)
     bench.advance(120)
     assert bench.lost == [gone]
     assert not stays.lost
@@ -576,14 +577,14 @@ def test_renewal_stops_at_max_hold_and_the_lease_ends(bench: Bench) -> None:
     assert bench.lost == [lease]
     assert lease.loss is not None
     assert lease.loss.detail == "max_hold of 30.0 s reached"
-    assert bench.store.inspect(lease.key) is None
+    assert bench.store.leases.inspect(lease.key) is None
 
 
 def test_renewal_stops_at_max_hold_though_other_leases_are_renewed(bench: Bench) -> None:
     hung, other = bench.hold("hung", ttl=6, max_hold=30), bench.hold("other", ttl=6)
     bench.advance(36)
     assert bench.lost == [hung]
-    assert bench.store.inspect(hung.key) is None
+    assert bench.store.leases.inspect(hung.key) is None
     assert not other.lost
 
 
@@ -692,7 +693,7 @@ def test_a_renewal_that_the_store_made_in_time_is_a_loss_if_its_reply_was_late(
     bench.store.away = False
     bench.store.before_reply = lambda: bench.clock.advance(0.5)
     bench.advance(0.4)  # the next try is 0.3 s away at most
-    record = bench.store.inspect(lease.key)
+    record = bench.store.leases.inspect(lease.key)
     assert record is not None
     assert record.ttl > 5, "the store prolonged it"
     assert bench.lost == [lease]
@@ -705,7 +706,7 @@ def test_the_reply_for_a_lease_released_meanwhile_is_ignored(bench: Bench) -> No
 
     def release() -> None:
         bench.heartbeat.stop(lease)
-        bench.store.release(Release(keys=(lease.key,), token=lease.token), timeout=1)
+        bench.store.leases.release(Release(keys=(lease.key,), token=lease.token), timeout=1)
 
     before = lease.valid_until
     bench.store.before_reply = release
@@ -718,7 +719,7 @@ def test_the_reply_for_a_lease_released_meanwhile_is_ignored(bench: Bench) -> No
 
 def test_a_loss_for_a_lease_released_meanwhile_is_ignored(bench: Bench) -> None:
     lease = bench.hold(ttl=6)
-    bench.store.free(lease.key, None)
+    bench.store.operators.free(lease.key, None)
     bench.clock.advance(2)
     bench.store.before_reply = lambda: bench.heartbeat.stop(lease)
     bench.heartbeat.sweep()
@@ -732,7 +733,7 @@ def test_a_loss_is_reported_to_the_body_first_and_then_to_the_sinks_once(bench: 
     lease = hold(
         bench.store, bench.clock, bench.heartbeat, "a", 6, None, lambda lease: order.append("body")
     )
-    bench.store.free(lease.key, None)
+    bench.store.operators.free(lease.key, None)
     bench.advance(60)
     assert order == ["body", EventName.LEASE_LOST]
     (event,) = bench.events
@@ -855,7 +856,7 @@ def test_bodies_that_are_short_do_not_wake_the_thread_one_by_one(waits: bool) ->
 
     clock = SystemClock()
     store = MemoryStore(clock)
-    store.drain = drain  # type: ignore[method-assign]
+    store.async_releases = SimpleNamespace(drain=drain)
     heartbeat = Counting(store, clock, Events())
     try:
         for number in range(300):
@@ -868,7 +869,7 @@ def test_bodies_that_are_short_do_not_wake_the_thread_one_by_one(waits: bool) ->
                 assert heartbeat.let_go(lease)
             if number % 2:
                 heartbeat.confirmed(lease)
-            store.release(Release(keys=(lease.key,), token=lease.token))
+            store.leases.release(Release(keys=(lease.key,), token=lease.token))
         assert len(sweeps) < 30
         assert collected == []
         # A lease that needs the thread sooner than that does wake it.
@@ -887,7 +888,7 @@ def test_the_thread_reports_a_loss_within_a_heartbeat() -> None:
     lost = threading.Event()
     long = hold(store, clock, heartbeat, "long", 60, None, lambda lease: None)
     lease = hold(store, clock, heartbeat, "short", 0.6, None, lambda lease: lost.set())
-    store.free(lease.key, None)
+    store.operators.free(lease.key, None)
     assert lost.wait(6), "the thread slept for the long lease"
     assert lease.lost
     heartbeat.stop(long)
@@ -980,7 +981,11 @@ class NewerCalls(FlakyStore):
 
     looks: list[list[str]]
 
-    def newest_calls(self, keys: Sequence[str], /, *, timeout: float) -> list[NewestCall | None]:
+    def __init__(self, clock: Any) -> None:
+        super().__init__(clock)
+        self.newest_calls: Any = self
+
+    def of(self, keys: Sequence[str], /, *, timeout: float) -> list[NewestCall | None]:
         self.looks.append(list(keys))
         return [NewestCall(call_id="newer", called_at=5.0)] * len(keys)
 
@@ -1014,7 +1019,7 @@ def test_a_look_that_fails_is_repeated_and_ends_no_renewal(
         looks.append("look")
         raise StoreUnavailable("no reply")
 
-    monkeypatch.setattr(bench.store, "newest_calls", fail)
+    monkeypatch.setattr(bench.store, "newest_calls", SimpleNamespace(of=fail))
     lease = bench.hold(ttl=6.0)
     bench.heartbeat.watch(lease, 1.0, lambda newest: None)
     bench.advance(20.0)

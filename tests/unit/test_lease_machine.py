@@ -40,6 +40,7 @@ from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import lease_of, new_token
+from tests.harness.flat_store import FlatStore
 
 KEY = Keyspace("unit").lock("s", "k")
 HOLDER = Holder(task="app.sync", task_id="t")
@@ -107,7 +108,9 @@ class StoreLife(RuleBasedStateMachine):
     @rule(number=NUMBERS, ttl=TTLS)
     def acquire(self, number: int, ttl: float) -> None:
         token = self.token(number)
-        reply = self.store.acquire(Acquire(slots=(KEY,), token=token, holder=HOLDER, ttl=ttl))
+        reply = self.store.leases.acquire(
+            Acquire(slots=(KEY,), token=token, holder=HOLDER, ttl=ttl)
+        )
         expected = self.refusal(token)
         if expected is not None:
             assert isinstance(reply, Refused)
@@ -136,7 +139,7 @@ class StoreLife(RuleBasedStateMachine):
     @rule(number=NUMBERS, ttl=TTLS)
     def renew(self, number: int, ttl: float) -> None:
         token = self.token(number)
-        [reply] = self.store.renew([lease_of(KEY, token, ttl)])
+        [reply] = self.store.leases.renew([lease_of(KEY, token, ttl)])
         there = self.stands()
         if there is None:
             assert reply is LossReason.GONE
@@ -159,7 +162,7 @@ class StoreLife(RuleBasedStateMachine):
         request = Release(
             keys=(KEY,), token=token, become=become, become_ttl=ttl, next_token=following
         )
-        reply = self.store.release(request)
+        reply = self.store.leases.release(request)
         there = self.stands()
         if there is None or there.token.attempt != token.attempt:
             assert reply is ReleaseReply.NOT_OURS
@@ -176,7 +179,7 @@ class StoreLife(RuleBasedStateMachine):
         token = self.token(number)
         there = self.stands()
         matches = there is not None and (not named or there.token == token)
-        assert self.store.free(KEY, str(token) if named else None) is matches
+        assert self.store.operators.free(KEY, str(token) if named else None) is matches
         if matches:
             self.there = None
 
@@ -186,7 +189,7 @@ class StoreLife(RuleBasedStateMachine):
 
     @invariant()
     def the_same_stands_there(self) -> None:
-        record, there = self.store.inspect(KEY), self.stands()
+        record, there = self.store.leases.inspect(KEY), self.stands()
         assert (record is None) == (there is None)
         if record is not None and there is not None:
             assert (record.kind, record.token) == (there.kind, str(there.token))
@@ -204,7 +207,7 @@ TTL = 6.0
 ANSWERED = ("answered", "request late", "reply late", "stopped")
 
 
-class FaultyStore(MemoryStore):
+class FaultyStore(FlatStore):
     """The memory store; what `fates` says happens to the next requests."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -285,7 +288,7 @@ class SharedStore(RuleBasedStateMachine):
             reply = process.locker.acquire(request, on_lost=process.lose)
         except StoreError:
             # The last that was sent is a release by token.
-            answered, record = self.store.answered, self.store.inspect(KEY)
+            answered, record = self.store.answered, self.store.leases.inspect(KEY)
             assert not answered or record is None or record.token != str(request.token)
             return
         finally:
@@ -303,11 +306,11 @@ class SharedStore(RuleBasedStateMachine):
         process = data.draw(st.sampled_from([each for each in self.processes if each.held]))
         lease = process.held.pop(0)
         self.store.fates = list(fates)
-        before = self.store.inspect(KEY)
+        before = self.store.leases.inspect(KEY)
         process.locker.release(lease, Release(keys=(KEY,), token=lease.token))
         self.store.fates = []
         if before is not None and before.token != str(lease.token):
-            after = self.store.inspect(KEY)
+            after = self.store.leases.inspect(KEY)
             expired = self.clock.now() >= before.ttl  # a reply may have taken that long
             assert expired or (after is not None and after.token == before.token)
 
@@ -357,7 +360,7 @@ class SharedStore(RuleBasedStateMachine):
     def a_valid_lease_has_the_key(self) -> None:
         if self.clock.now() >= self.excused_until:
             for lease in self.leases:
-                record = self.store.inspect(KEY)
+                record = self.store.leases.inspect(KEY)
                 assert lease.lost or (record is not None and record.token == str(lease.token))
 
     @invariant()

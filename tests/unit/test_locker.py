@@ -40,15 +40,15 @@ from celery_singleton_lock.core.store import (
     Trace,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_token
 from tests.harness.events import Recorded
+from tests.harness.flat_store import FlatStore
 
 KEY = Keyspace("unit").lock("s", "k")
 
 
-class CuedStore(MemoryStore):
+class CuedStore(FlatStore):
     """The memory store; each call takes the next cue: do it or not, then what is raised."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -119,7 +119,11 @@ class Bench:
         return [name for name, _, _ in self.store.calls]
 
     def nothing_is_held(self) -> bool:
-        return self.store.inspect(KEY) is None and not len(self.heartbeat) and not self.notes.held
+        return (
+            self.store.leases.inspect(KEY) is None
+            and not len(self.heartbeat)
+            and not self.notes.held
+        )
 
 
 @pytest.fixture
@@ -307,7 +311,7 @@ def test_the_releases_of_bodies_find_room_beside_those_of_acquires_never_answere
     bench.locker.release(lease, give(lease))
     bench.clock.advance(1.0)
     bench.locker.queue.catch_up()
-    assert bench.store.inspect(KEY) is None
+    assert bench.store.leases.inspect(KEY) is None
     assert bench.events[-1].name is EventName.RELEASED
 
 
@@ -369,8 +373,8 @@ def test_an_unknown_acquire_of_slots_is_forgotten_in_all_of_them(bench: Bench) -
     bench.store.cues["acquire"] = [(True, SystemExit())]
     with pytest.raises(SystemExit):
         bench.locker.acquire(request(slots=slots))
-    assert bench.store.inspect(slots[0]) is not None
-    assert bench.store.inspect(slots[1]) is None
+    assert bench.store.leases.inspect(slots[0]) is not None
+    assert bench.store.leases.inspect(slots[1]) is None
 
 
 # --- release -------------------------------------------------------------------------------------
@@ -404,7 +408,7 @@ def test_a_loss_met_by_a_release_whose_first_try_was_never_sent_is_reported(benc
     unsent = StoreUnavailable("connection refused")
     unsent.was_sent = False
     bench.store.cues["release"] = [(False, unsent)]
-    bench.store.free(KEY, None)
+    bench.store.operators.free(KEY, None)
     bench.locker.release(lease, give(lease))
     assert bench.events[-1].name is EventName.LEASE_LOST
 
@@ -435,7 +439,7 @@ def test_a_loss_met_by_a_release_that_was_made_again_after_an_interruption_is_re
     bench.store.cues["release"] = [(False, Interrupted())]
     with pytest.raises(Interrupted):
         bench.locker.release(lease, give(lease))
-    bench.store.free(KEY, None)
+    bench.store.operators.free(KEY, None)
     bench.locker.release(lease, give(lease))
     # The first one may have been carried out as well.
     assert bench.events[-1].name is EventName.RELEASE_FAILED
@@ -563,13 +567,13 @@ def test_a_repeated_release_leaves_the_lease_of_the_next_holder(bench: Bench) ->
     assert isinstance(lease, Lease)
     bench.store.cues["release"] = away(2)
     bench.locker.release(lease, give(lease))
-    bench.store.free(KEY, None)
+    bench.store.operators.free(KEY, None)
     other = bench.locker.acquire(request())
     assert isinstance(other, Lease)
     bench.clock.advance(1.0)
     bench.locker.queue.catch_up()
     assert bench.locker.queue.is_empty
-    record = bench.store.inspect(KEY)
+    record = bench.store.leases.inspect(KEY)
     assert record is not None
     assert record.token == str(other.token)
 
@@ -584,18 +588,18 @@ def test_a_key_cools_down_no_longer_because_its_release_was_repeated(
     bench.locker.release(lease, Release.of(lease, min_hold=min_hold))
     bench.clock.advance(4.0)
     bench.locker.queue.catch_up()
-    record = bench.store.inspect(KEY)
+    record = bench.store.leases.inspect(KEY)
     assert (record.ttl if record else 0.0) == pytest.approx(left)
 
 
 def test_a_lease_that_another_has_is_not_released(bench: Bench) -> None:
     lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
-    bench.store.free(KEY, None)
+    bench.store.operators.free(KEY, None)
     other = bench.locker.acquire(request())
     assert isinstance(other, Lease)
     assert bench.locker.release(lease, give(lease)) is ReleaseReply.NOT_OURS
-    record = bench.store.inspect(KEY)
+    record = bench.store.leases.inspect(KEY)
     assert record is not None
     assert record.token == str(other.token)
     assert EventName.RELEASED not in [event.name for event in bench.events]
@@ -604,7 +608,7 @@ def test_a_lease_that_another_has_is_not_released(bench: Bench) -> None:
 def test_a_loss_that_the_release_is_the_first_to_meet_is_reported(bench: Bench) -> None:
     lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
-    bench.store.free(KEY, None)
+    bench.store.operators.free(KEY, None)
     bench.locker.release(lease, give(lease))
     assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.LEASE_LOST]
     assert bench.events[-1].holder == lease.holder
@@ -616,7 +620,7 @@ def test_a_loss_that_the_release_is_the_first_to_meet_is_reported(bench: Bench) 
 def test_a_loss_that_the_release_is_the_first_to_detect_names_the_operator(bench: Bench) -> None:
     lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
-    bench.store.free(KEY, None, OperatorRelease(user="ann", host="ops-1", reason="stuck"))
+    bench.store.operators.free(KEY, None, OperatorRelease(user="ann", host="ops-1", reason="stuck"))
     bench.locker.release(lease, give(lease))
     detail = "released by ann on ops-1: stuck"
     data = {"reason": "operator", "detail": detail, "store": "", "action": "task-ended"}
@@ -627,7 +631,7 @@ def test_the_note_of_an_operator_proves_a_loss_that_a_resent_release_meets(bench
     lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     bench.store.cues["release"] = [(False, StoreUnavailable("away"))]
-    bench.store.free(KEY, None, OperatorRelease(user="ann", host="ops-1"))
+    bench.store.operators.free(KEY, None, OperatorRelease(user="ann", host="ops-1"))
     bench.locker.release(lease, give(lease))
     data = bench.events[-1].data
     assert (data["reason"], data["detail"]) == ("operator", "released by ann on ops-1")
@@ -636,7 +640,7 @@ def test_the_note_of_an_operator_proves_a_loss_that_a_resent_release_meets(bench
 def test_a_loss_that_the_heartbeat_has_reported_is_not_reported_again(bench: Bench) -> None:
     lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
-    bench.store.free(KEY, None)
+    bench.store.operators.free(KEY, None)
     bench.heartbeat.ask(lease)
     bench.locker.release(lease, give(lease))
     assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.LEASE_LOST]
@@ -712,7 +716,7 @@ def on_this_host(*slots: str) -> Acquire:
 def hold_as(bench: Bench, holder: Holder, key: str = KEY, token: Token | None = None) -> Granted:
     """The lease of a process, of which nothing else is in this one."""
     request = Acquire(slots=(key,), token=token or new_token(), holder=holder, ttl=60)
-    reply = MemoryStore.acquire(bench.store, request)
+    reply = FlatStore.acquire(bench.store, request)
     assert isinstance(reply, Granted)
     return reply
 
@@ -756,7 +760,7 @@ def test_only_a_lease_is_freed_for_its_process_is_dead(
     token = new_token()
     hold_as(bench, dead, token=token)
     release = Release(keys=(KEY,), token=token, become=kind, become_ttl=30)
-    MemoryStore.release(bench.store, release)
+    FlatStore.release(bench.store, release)
     assert isinstance(bench.locker.acquire(on_this_host()), Refused)
     assert bench.names() == ["acquire"]
 
@@ -801,11 +805,11 @@ def test_a_key_that_got_another_holder_meanwhile_is_left_to_it(bench: Bench, dea
     hold_as(bench, dead, token=token)
 
     def change_hands() -> None:
-        MemoryStore.release(bench.store, Release(keys=(KEY,), token=token))
+        FlatStore.release(bench.store, Release(keys=(KEY,), token=token))
         hold_as(bench, Holder(task_id="other"), token=other)
 
     bench.store.cues["acquire"] = [(True, change_hands)]
     reply = bench.locker.acquire(on_this_host())
     assert isinstance(reply, Refused)
-    assert (reply.holder.task_id, bench.store.inspect(KEY).token) == ("other", str(other))
+    assert (reply.holder.task_id, bench.store.leases.inspect(KEY).token) == ("other", str(other))
     assert EventName.FREED not in [event.name for event in bench.events]

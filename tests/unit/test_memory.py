@@ -16,7 +16,7 @@ def test_expired_entries_go() -> None:
     store = MemoryStore(clock)
     for _ in range(3000):
         request = Acquire(slots=(new_key(),), token=new_token(), holder=Holder(), ttl=10)
-        assert isinstance(store.acquire(request, timeout=1), Granted)
+        assert isinstance(store.leases.acquire(request, timeout=1), Granted)
         clock.advance(1)
     assert len(store._entries) < _KEPT
-    assert len(list(store.scan("*"))) == 9, "and no others"
+    assert len(list(store.operators.scan("*"))) == 9, "and no others"

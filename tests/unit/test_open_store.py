@@ -141,9 +141,7 @@ def nothing() -> None:
 
 
 class Coarse(MemoryStore):
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(fence=True, name="coarse", min_ttl=1.0, max_limit=10)
+    capabilities = Capabilities(fence=True, name="coarse", min_ttl=1.0, max_limit=10)
 
 
 def test_a_fence_that_redlock_has_not_is_refused_at_the_workers_start() -> None:

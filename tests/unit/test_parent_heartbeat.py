@@ -156,7 +156,7 @@ def test_a_lease_lives_as_long_as_its_child_starves(bench: Bench) -> None:
     lease = bench.hold()
     bench.beat(600)
     assert not lease.lost
-    assert bench.store.inspect(lease.key) is not None
+    assert bench.store.leases.inspect(lease.key) is not None
     assert 600 / 2 - 1 <= len(bench.store.batches) <= 600 / 2 + 1, "every ttl/3"
 
 
@@ -234,7 +234,7 @@ def test_a_running_claim_is_renewed_with_its_lease(bench: Bench) -> None:
     lease = bench.hold(claim=ClaimChange(key=key, phase=Phase.RUNNING, ttl=TTL))
     bench.beat(3 * TTL)
     assert not lease.lost
-    assert bench.store.inspect(key) is not None
+    assert bench.store.leases.inspect(key) is not None
 
 
 def test_a_claim_that_the_grant_freed_is_not_renewed_with_its_lease(bench: Bench) -> None:
@@ -242,10 +242,10 @@ def test_a_claim_that_the_grant_freed_is_not_renewed_with_its_lease(bench: Bench
     lease = bench.hold(claim=ClaimChange(key=key, phase=None))
     # The same task again, for its next attempt: that claim has a time of its own.
     request = ClaimRequest(key=key, token=lease.token, holder=lease.holder, ttl=TTL)
-    assert bench.store.take_claim(request, timeout=1.0) is None
+    assert bench.store.claims.take(request, timeout=1.0) is None
     bench.beat(3 * TTL)
     assert not lease.lost
-    assert bench.store.inspect(key) is None
+    assert bench.store.leases.inspect(key) is None
 
 
 # --- what it must not do -------------------------------------------------------------------------
@@ -259,9 +259,9 @@ def test_a_released_lease_is_renewed_no_more_though_the_release_never_arrived(
     bench.store.away = True
     bench.release(lease)
     bench.store.away = False
-    assert bench.store.inspect(lease.key) is not None
+    assert bench.store.leases.inspect(lease.key) is not None
     bench.beat(2 * TTL)
-    assert bench.store.inspect(lease.key) is None
+    assert bench.store.leases.inspect(lease.key) is None
     assert bench.store.batches == []
 
 
@@ -276,7 +276,7 @@ def test_a_renewal_that_is_under_way_touches_nothing_that_the_release_left(
     )
     bench.parent_heartbeat.sweep()
     assert bench.store.batches == [[lease.key]]
-    record = bench.store.inspect(lease.key)
+    record = bench.store.leases.inspect(lease.key)
     assert record is not None
     assert (record.kind, record.ttl) == (kind, 1000.0)
     assert lease.lost
@@ -316,7 +316,7 @@ def test_a_lease_that_its_child_has_declared_lost_is_renewed_no_more(bench: Benc
 
 def test_a_lease_that_its_child_knows_is_not_its_own_is_renewed_no_more(bench: Bench) -> None:
     lease = bench.hold()
-    bench.store.free(lease.key, None)
+    bench.store.operators.free(lease.key, None)
     bench.clock.advance(TTL / 3)
     bench.heartbeat.sweep()
     assert bench.lost == [lease]
@@ -363,23 +363,23 @@ def test_a_lease_that_was_seen_as_lost_stays_lost_whatever_is_noted_later(bench:
 
 def test_a_replaced_lease_is_not_decided_about_and_not_asked_for_in_a_storm(bench: Bench) -> None:
     lease = bench.hold()
-    bench.store.free(lease.key, None)
+    bench.store.operators.free(lease.key, None)
     other = bench.hold()
     bench.beat(TTL)
     assert lease.loss is None, "that is the child's to say"
     assert lease.deadline == lease.valid_until
     assert not other.lost
     assert len(bench.store.batches) <= 6
-    record = bench.store.inspect(lease.key)
+    record = bench.store.leases.inspect(lease.key)
     assert record is not None
     assert record.token == str(other.token)
 
 
 def test_a_lease_that_expired_in_the_store_is_not_made_again(bench: Bench) -> None:
     lease = bench.hold()
-    bench.store.free(lease.key, None)
+    bench.store.operators.free(lease.key, None)
     bench.beat(TTL)
-    assert bench.store.inspect(lease.key) is None
+    assert bench.store.leases.inspect(lease.key) is None
 
 
 def test_no_lease_is_renewed_beyond_its_max_hold(bench: Bench) -> None:
@@ -388,7 +388,7 @@ def test_no_lease_is_renewed_beyond_its_max_hold(bench: Bench) -> None:
     assert not lease.lost
     bench.beat(TTL)
     assert lease.lost
-    assert bench.store.inspect(lease.key) is None
+    assert bench.store.leases.inspect(lease.key) is None
 
 
 # --- whose child lives ---------------------------------------------------------------------------
@@ -411,7 +411,7 @@ def test_a_dead_childs_lease_is_not_renewed_though_its_death_is_not_reported_yet
 ) -> None:
     child, key = in_a_child(bench)
     bench.beat(2 * TTL)
-    assert bench.store.inspect(key) is not None
+    assert bench.store.leases.inspect(key) is not None
     os.kill(child.pid, signal.SIGKILL)
     # Dead, and not reaped: its id is taken still, and signal 0 finds it.
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -419,7 +419,7 @@ def test_a_dead_childs_lease_is_not_renewed_though_its_death_is_not_reported_yet
     asked = len(bench.store.batches)
     bench.beat(2 * TTL)
     assert len(bench.store.batches) == asked
-    assert bench.store.inspect(key) is None
+    assert bench.store.leases.inspect(key) is None
     os.waitpid(child.pid, 0)
 
 
@@ -437,7 +437,7 @@ def test_a_stopped_childs_lease_is_kept_for_it_will_wake_up_believing_in_it(benc
     os.kill(child.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
     bench.beat(3 * TTL)
-    assert bench.store.inspect(key) is not None
+    assert bench.store.leases.inspect(key) is not None
     child.kill()
 
 
@@ -446,7 +446,7 @@ def test_an_emptied_childs_lease_is_not_renewed(bench: Bench) -> None:
     bench.record.empty(child.pid)
     bench.beat(2 * TTL)
     assert bench.store.batches == []
-    assert bench.store.inspect(key) is None
+    assert bench.store.leases.inspect(key) is None
     child.kill()
 
 
@@ -613,7 +613,7 @@ def test_an_outage_of_a_second_costs_no_lease_of_two(bench: Bench, begins_at: fl
     bench.store.away = False
     bench.beat(4.0)
     assert not lease.lost
-    assert bench.store.inspect(lease.key) is not None
+    assert bench.store.leases.inspect(lease.key) is not None
 
 
 def test_a_store_that_does_not_answer_is_asked_at_the_pace_of_a_heartbeat(bench: Bench) -> None:

@@ -7,7 +7,6 @@ time of this day, for results say when they were done.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 import pickle
 import signal
@@ -46,8 +45,8 @@ from celery_singleton_lock.core.store import ClaimChange, ClaimRequest, Replaced
 from celery_singleton_lock.message.header import HEADER
 from celery_singleton_lock.publish.replace import Replacement
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock, hold_claim
+from tests.harness.flat_store import FlatStore
 from tests.harness.keys import EVERY_NAME
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -57,7 +56,7 @@ def account_only(account: Any) -> None:
     """Runs nowhere."""
 
 
-class CuedStore(MemoryStore):
+class CuedStore(FlatStore):
     """The memory store; a cue says whether it takes a claim, and what it raises then."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -126,7 +125,9 @@ class Bench:
         return [message.headers["id"] for message in self.messages()]
 
     def claims(self) -> list[Record]:
-        return [record for record in self.store.scan(EVERY_NAME) if "}:claim|" in record.key]
+        return [
+            record for record in self.store.operators.scan(EVERY_NAME) if "}:claim|" in record.key
+        ]
 
     def claim(self) -> Record:
         [record] = self.claims()
@@ -136,7 +137,7 @@ class Bench:
         """What its worker does to the claim that stands."""
         record = self.claim()
         token = Token(Token.task_id_of(record.token), 0, 0, "-", record.token.partition("+")[2])
-        self.store.change_claim(token, ClaimChange(key=record.key, phase=phase, ttl=ttl))
+        self.store.claims.change(token, ClaimChange(key=record.key, phase=phase, ttl=ttl))
 
     def finish(self, result: Any, state: str = states.SUCCESS) -> None:
         """Store a result, and leave the claim."""
@@ -501,8 +502,7 @@ def test_a_publisher_waits_for_a_slow_result_backend_for_half_a_second_at_most(
         bench.clock.advance(seconds)
         return {"status": states.PENDING}
 
-    able = dataclasses.replace(bench.store.capabilities, replaces_arguments=True)
-    monkeypatch.setattr(CuedStore, "capabilities", able)
+    monkeypatch.setattr(bench.store, "arguments", object())
     sync = bench.task(key="{account}", unique="until_start", on_duplicate="replace")
     sync.delay()
     bench.answer_with(monkeypatch, read)
@@ -1000,7 +1000,7 @@ def test_the_claim_of_a_call_with_a_wrong_expires_ends_though_it_cannot_be_freed
     def away(*_: Any, **__: Any) -> None:
         raise StoreUnavailable("away")
 
-    monkeypatch.setattr(bench.store, "change_claim", away)
+    monkeypatch.setattr(bench.store.claims, "change", away)
     sync = bench.task(unique="until_done")
     with pytest.raises(ValueError, match=r"soon|ISO"):
         sync.apply_async(expires="soon", countdown=5)
@@ -1019,7 +1019,7 @@ def test_the_claim_of_a_call_that_was_not_published_is_freed_when_the_store_answ
     monkeypatch.setattr(native_threads, "start_new_thread", lambda function, name: None)
     sync = bench.task(unique="until_done")
     with monkeypatch.context() as patch:
-        patch.setattr(bench.store, "change_claim", away)
+        patch.setattr(bench.store.claims, "change", away)
         with pytest.raises(TypeError, match="not supported"):
             sync.apply_async(countdown="soon")  # Celery refuses it
     assert len(bench.claims()) == 1

@@ -76,7 +76,7 @@ def test_a_release_that_was_not_confirmed_is_the_parents_when_the_child_dies(
     take(parent.store, key, token)
     child = Child(0, lambda: parent.record.note((key,), str(token), 60.0))
     release_leases(Request("now", child.kill(), parent.claim_of("now")), None)
-    assert parent.store.inspect(key) is None
+    assert parent.store.leases.inspect(key) is None
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
@@ -94,7 +94,7 @@ def test_an_earlier_message_that_is_still_written_down_has_no_part_in_this_ones_
     request: Any = Request("now", Child(0, life).kill(), now)
     release_leases(request, None, comes_back)
     assert record_of(parent.store, earlier.key).token == token.call_id
-    found = parent.store.inspect(now.key)
+    found = parent.store.leases.inspect(now.key)
     if comes_back:
         assert found is not None
         assert found.ttl > 60.0, "it waits in the queue again, for as long as from the start"

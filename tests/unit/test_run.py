@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -47,12 +47,13 @@ from celery_singleton_lock.task.run_state import Asking
 from celery_singleton_lock.testing import ManualClock, SingletonStore, hold_lock, lose_lease
 from tests.harness.deliveries import wait_until
 from tests.harness.events import Recorded
+from tests.harness.flat_store import FlatStore
 from tests.harness.keys import EVERY_NAME
 
 UNREACHABLE = "redis://127.0.0.1:1/0"
 
 
-class LateStore(MemoryStore):
+class LateStore(FlatStore):
     """The memory store; while it is silent, releases arrive when a test lets them."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -101,7 +102,7 @@ def test_a_release_of_an_unanswered_acquire_that_comes_late_frees_no_later_grant
     def work(name: str) -> None:
         assert store.on_their_way
         store.arrive()
-        held.append(store.inspect(current_lease().key))
+        held.append(store.leases.inspect(current_lease().key))
 
     trace = build_tracer("work", app.tasks["work"], app=app)
     message = {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"}
@@ -109,7 +110,7 @@ def test_a_release_of_an_unanswered_acquire_that_comes_late_frees_no_later_grant
     app.close()
     assert len(held) == 1, "it has not run"
     assert held[0] is not None, "its key was free while it ran"
-    assert [*store.scan(EVERY_NAME)] == []
+    assert [*store.operators.scan(EVERY_NAME)] == []
 
 
 def test_the_retry_of_a_run_without_lease_and_claim_computes_no_key_again() -> None:
@@ -147,18 +148,25 @@ def test_a_loss_that_is_handled_when_its_run_has_just_been_settled_found_the_bod
     assert run.on_lost(lease) == "task-ended"
 
 
-class KeepsReservations(MemoryStore):
+class KeepsReservations(FlatStore):
     """A store in which the newest call does not delete the reservation of an older one."""
 
     asked = 0
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.newest_calls: Any = self
 
     def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
         self.asked += 1
         assert self.asked < 1000, "the key is asked for without a pause"
         return super().acquire(request, timeout=timeout)
 
-    def note_call(self, key: str, call: NewestCall, **options: Any) -> NewestCall:
-        return super().note_call(key, call, **{**options, "reservation": ""})
+    def note(self, key: str, call: NewestCall, **options: Any) -> NewestCall:
+        return call
+
+    def of(self, keys: Sequence[str], **options: Any) -> list[NewestCall | None]:
+        return [None] * len(keys)
 
 
 def test_a_reservation_that_stays_is_waited_for_as_any_holder() -> None:
@@ -175,10 +183,10 @@ def test_a_reservation_that_stays_is_waited_for_as_any_holder() -> None:
     assert key is not None
     token = Token("earlier", 0, 0, "n0")
     holder = Holder(task="work", task_id="earlier")
-    store.acquire(Acquire(slots=(key,), token=token, holder=holder, ttl=600), timeout=1)
+    store.leases.acquire(Acquire(slots=(key,), token=token, holder=holder, ttl=600), timeout=1)
     release = Release(keys=(key,), token=token)
     release.reserve(600)
-    store.release(release, timeout=1)
+    store.leases.release(release, timeout=1)
     trace = build_tracer("work", app.tasks["work"], app=app)
     request = {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"}
     found = trace("t", [], {}, request)
@@ -186,7 +194,7 @@ def test_a_reservation_that_stays_is_waited_for_as_any_holder() -> None:
     assert "waiting for 5 s was not enough" in str(found.info.retval)
 
 
-class FailsOnce(MemoryStore):
+class FailsOnce(FlatStore):
     """A store that has no reply to the first note of a call, after its grant."""
 
     failed = False
@@ -194,6 +202,7 @@ class FailsOnce(MemoryStore):
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
         self.asking: list[bool] = []
+        self.newest_calls: Any = self
 
     def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
         run = TaskRun.of(current_task.request)
@@ -202,11 +211,14 @@ class FailsOnce(MemoryStore):
         self.asking.append(run.state.request is request and run.state.waiter is not None)
         return super().acquire(request, timeout=timeout)
 
-    def note_call(self, key: str, call: NewestCall, **options: Any) -> NewestCall:
+    def note(self, key: str, call: NewestCall, **options: Any) -> NewestCall:
         if not self.failed:
             self.failed = True
             raise StoreUnavailable("no reply")
-        return super().note_call(key, call, **options)
+        return call
+
+    def of(self, keys: Sequence[str], **options: Any) -> list[NewestCall | None]:
+        return [None] * len(keys)
 
 
 def test_a_run_knows_the_request_that_is_on_its_way_after_a_grant_that_was_undone(
@@ -350,7 +362,7 @@ def test_a_message_that_the_broker_refuses_is_retained_until_it_takes_it(
     key = work.lock_key("k")
     assert key is not None
     other = Acquire(slots=(key,), token=Token("u", 0, 0, "b1"), holder=Holder(), ttl=600)
-    assert isinstance(store.acquire(other), Granted)
+    assert isinstance(store.leases.acquire(other), Granted)
     trace = build_tracer("work", app.tasks["work"], app=app)
     trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
     with app.connection_for_write() as connection:
@@ -375,7 +387,7 @@ def test_a_lease_is_held_until_the_result_is_stored(
     store_result = app.backend.store_result
 
     def keep(*args: Any, **options: Any) -> Any:
-        kinds.extend(record.kind for record in store.scan(EVERY_NAME))
+        kinds.extend(record.kind for record in store.operators.scan(EVERY_NAME))
         return store_result(*args, **options)
 
     monkeypatch.setattr(app.backend, "store_result", keep)
@@ -432,10 +444,10 @@ def test_a_soft_time_limit_just_before_an_early_release_leaves_no_lease(
     state = trace("t", ["k"], {}, {**message, "callbacks": [linked.s()]}).info
     app.close()
     assert isinstance(state.retval, SoftTimeLimitExceeded)
-    assert (len(runtime.locker.heartbeat), [*store.scan(EVERY_NAME)]) == (0, [])
+    assert (len(runtime.locker.heartbeat), [*store.operators.scan(EVERY_NAME)]) == (0, [])
 
 
-class StruckStore(MemoryStore):
+class StruckStore(FlatStore):
     """A soft time limit strikes while the first release is on its way, which never arrives."""
 
     struck = False
@@ -464,7 +476,7 @@ def test_a_soft_time_limit_during_an_early_release_leaves_no_lease(acks_late: bo
     state = trace("t", ["k"], {}, {**message, "callbacks": [linked.s()]}).info
     app.close()
     assert isinstance(state.retval, SoftTimeLimitExceeded)
-    assert (len(runtime.locker.heartbeat), [*store.scan(EVERY_NAME)]) == (0, [])
+    assert (len(runtime.locker.heartbeat), [*store.operators.scan(EVERY_NAME)]) == (0, [])
 
 
 @pytest.mark.parametrize("acks_late", [False, True])
@@ -494,7 +506,7 @@ def test_a_hook_that_fails_changes_nothing_about_the_end_of_its_call(
     with suppress(RuntimeError):
         trace("t", ["k"], {}, message)
     app.close()
-    found = [f"{one.kind} {one.phase or ''}".strip() for one in store.scan(EVERY_NAME)]
+    found = [f"{one.kind} {one.phase or ''}".strip() for one in store.operators.scan(EVERY_NAME)]
     assert sorted(found) == left
 
 
@@ -752,7 +764,7 @@ def test_a_result_backend_that_is_away_leaves_the_claim_to_a_retry_alone(
         with pytest.raises(BackendAway):
             trace(first.id, (), {}, {**message.headers, "delivery_info": info, NONCE_KEY: "n"})
         runtime = Runtime.of(app)
-        claim = runtime.store.inspect(runtime.keyspace.claim("work", work.lock_key()))
+        claim = runtime.store.leases.inspect(runtime.keyspace.claim("work", work.lock_key()))
         assert (claim and claim.phase) is phase
 
 
@@ -809,7 +821,7 @@ def test_the_retry_of_a_body_that_has_lost_its_lease_keeps_the_claim(
         info = {"exchange": "", "routing_key": name}
         trace(first.id, (1,), {}, {**message.headers, "delivery_info": info, NONCE_KEY: "n"})
         runtime = Runtime.of(app)
-        claim = runtime.store.inspect(runtime.keyspace.claim("work", work.lock_key(1)))
+        claim = runtime.store.leases.inspect(runtime.keyspace.claim("work", work.lock_key(1)))
         assert (claim and claim.phase) is phase
         assert claim is None or claim.ttl > 300
 

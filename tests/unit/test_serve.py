@@ -134,7 +134,9 @@ def test_a_page_has_a_limit_but_the_search_has_none(server: Server) -> None:
         token = Token(f"id-{number}", 0, 0, "n")
         holder = Holder(task="shop.sync", task_id=token.task_id, since=runtime.clock.wall())
         key = runtime.keyspace.lock("shop.sync", f"k{number:03}")
-        runtime.store.acquire(Acquire(slots=(key,), token=token, holder=holder, ttl=60), timeout=5)
+        runtime.store.leases.acquire(
+            Acquire(slots=(key,), token=token, holder=holder, ttl=60), timeout=5
+        )
     state = server.state(sort="key")
     assert (state["counts"]["held"], state["matching"], len(state["keys"])) == (300, 300, 200)
     [row] = server.state(q="id-299")["keys"]
@@ -146,7 +148,9 @@ def test_hostile_names_are_data_in_every_answer(server: Server) -> None:
     key = runtime.keyspace.lock("hostile", HOSTILE)
     holder = Holder(task=HOSTILE, task_id=HOSTILE, worker=HOSTILE, since=runtime.clock.wall())
     token = Token(HOSTILE, 0, 0, "n")
-    runtime.store.acquire(Acquire(slots=(key,), token=token, holder=holder, ttl=60), timeout=5)
+    runtime.store.leases.acquire(
+        Acquire(slots=(key,), token=token, holder=holder, ttl=60), timeout=5
+    )
     server.listener.receive(
         {"type": type_of(EventName.ACQUIRED), "name": HOSTILE, "waited": "soon"}
     )
@@ -496,7 +500,7 @@ def test_a_probe_says_that_the_store_does_not_answer(
         raise StoreUnavailable("no reply")
 
     server.listener.error = ""
-    monkeypatch.setattr(Runtime.of(server.app).store, "trace", trace)
+    monkeypatch.setattr(Runtime.of(server.app).store.leases, "trace", trace)
     answer = server.ask("/healthz")
     assert (answer.status, json.loads(answer.body)["store"]) == (503, "no reply")
 

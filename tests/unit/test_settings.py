@@ -637,7 +637,7 @@ def test_the_login_that_stands_beside_the_result_backends_url_is_taken() -> None
 def test_a_unix_url_keeps_its_path_its_password_and_its_database() -> None:
     store = open_store("redis+socket://:pw@/run/r.sock?virtual_host=4")
     assert isinstance(store, RedisStore)
-    options = store._connections._options
+    options = store.runner.connections._options
     assert (options["path"], options["db"], options["password"]) == ("/run/r.sock", 4, "pw")
 
 

@@ -51,7 +51,7 @@ class Site:
 
     @property
     def kept(self) -> list[Any]:
-        return [*self.store.store.scan(EVERY_NAME)]
+        return [*self.store.store.operators.scan(EVERY_NAME)]
 
 
 BY_NAME: dict[str, Any] = {"id": "t", "task": "work"}

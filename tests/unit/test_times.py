@@ -114,7 +114,9 @@ class Site:
     def ttl(self, kind: Kind) -> float:
         """The ttl of the store's only record of that kind; 0: there is none."""
         return sum(
-            record.ttl for record in self.store.store.scan(EVERY_NAME) if record.kind is kind
+            record.ttl
+            for record in self.store.store.operators.scan(EVERY_NAME)
+            if record.kind is kind
         )
 
 

@@ -238,7 +238,8 @@ class EtcdStore(ConsensusStore):
     def watch_connections(self, watch: ConnectionWatch, /) -> None:
         self._gateway.watch = watch
 
-    def renew(self, leases: Sequence[Lease], /, *, timeout: float = 0) -> list[Renewal]:
+    def renew(self, leases: Sequence[Lease], timeout: float) -> list[Renewal]:
+        """See `Leases.renew`."""
         deadline = self._deadline(timeout)
         alive: set[int] = set()
         for lease_id in {own.lease_id for lease in leases for own in self._own.of(lease)}:
@@ -257,10 +258,10 @@ class EtcdStore(ConsensusStore):
         self._expire_overdue(deadline)
         return replies
 
-    def last_runs(self, keys: Sequence[str], /, *, timeout: float = 0) -> list[str | None]:
+    def read_texts(self, keys: Sequence[str], timeout: float) -> list[str | None]:
         deadline, found = self._deadline(timeout), []
         for chunk in _chunks(keys, _MAX_OPERATIONS):
-            found += super().last_runs(chunk, timeout=self._left(deadline))
+            found += super().read_texts(chunk, self._left(deadline))
         return found
 
     def entries(self, pattern: str, /) -> Iterator[tuple[str, Entry]]:

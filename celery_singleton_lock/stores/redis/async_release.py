@@ -34,11 +34,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from ...core.key import Keyspace
 from ...core.lease import Kind, Record
-from ...core.store import OnReply, Release, ReleaseReply
+from ...core.store import AsyncReleases, OnReply, Release, ReleaseReply
 from ...errors import StoreError, StoreUnavailable
+from .scripts import release_command
+
+if TYPE_CHECKING:
+    from .runner import ScriptRunner
 
 # The second try uses a new connection: a restart of the server breaks all idle connections.
 _TRIES: Final = 2
@@ -54,7 +59,7 @@ class PendingRelease:
     Attributes:
         request: The release.
         timeout: Seconds to wait for each reply if it is resent.
-        on_reply: See `Store.release_async`.
+        on_reply: See `AsyncReleases.send`.
         others: The releases of the same store.
         keys: The keys of the lease, and that of the claim.
         reply: The reply to the first try, until it is passed to the caller.
@@ -231,3 +236,23 @@ class PendingReleases:
 
 def _ignore(outcome: ReleaseReply | StoreError, unanswered: bool) -> None:
     """Replaces an ``on_reply`` that has been called."""
+
+
+class RedisAsyncReleases(AsyncReleases):
+    """See `AsyncReleases`."""
+
+    def __init__(self, runner: ScriptRunner) -> None:
+        self._runner = runner
+
+    def send(self, request: Release, *, timeout: float, on_reply: OnReply) -> bool:
+        if Keyspace.shard(request.keys[0]) not in self._runner.loaded:
+            return False  # the reply that the script is unknown would be read too late
+        pending = self._runner.pending.begin(request, timeout, on_reply)
+        command = release_command(request)
+        if self._runner.connections.send_async(command, timeout, pending):
+            return True
+        self._runner.pending.withdraw(pending)
+        return False
+
+    def drain(self, *, timeout: float) -> None:
+        self._runner.drain(timeout)

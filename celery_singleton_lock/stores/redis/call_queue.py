@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ...core.call_queue import (
@@ -17,23 +17,24 @@ from ...core.call_queue import (
     Remove,
 )
 from ...core.key import Keyspace
+from ...core.store import QueuedRelease, ReleaseReply
 from . import scripts
+from .connection import OPERATOR_TIMEOUT
+from .runner import RELEASE_REPLIES, ScriptRunner
 
 
 class RedisCallQueue(CallQueue):
-    """See `CallQueue`.
+    """See `CallQueue`."""
 
-    Args:
-        run: Runs one command, within seconds.
-        read: The same for what operators read. It writes nothing, not even the number of shards.
-    """
+    def __init__(self, runner: ScriptRunner) -> None:
+        self._runner = runner
 
-    def __init__(
-        self,
-        run: Callable[[scripts.Command, float], Any],
-        read: Callable[[scripts.Command, float], Any],
-    ) -> None:
-        self._run, self._read = run, read
+    def release(
+        self, request: QueuedRelease, *, timeout: float
+    ) -> tuple[ReleaseReply, Hint | None]:
+        command = scripts.queued_release_command(request)
+        reply, *call = self._runner.run(command, timeout)
+        return RELEASE_REPLIES[reply], _hint_of(request.keys[0], call) if call else None
 
     def join(self, request: Join, *, timeout: float) -> tuple[Place, int]:
         key, token = request.key, request.token
@@ -45,23 +46,25 @@ class RedisCallQueue(CallQueue):
         if request.claim:
             keys.append(request.claim)
             arguments.append(scripts.milliseconds(request.claim_ttl))
-        place, *depth = self._run(scripts.QUEUE_JOIN.command(keys, arguments), timeout)
+        place, *depth = self._runner.run_checked(
+            scripts.QUEUE_JOIN.command(keys, arguments), timeout
+        )
         return Place(place.decode()), int(depth[0]) if depth else 0
 
     def position(self, key: str, call_id: str, *, timeout: float) -> int | None:
         command = scripts.QUEUE_POSITION.command([Keyspace.call_queue(key)[0]], [call_id])
-        found: int | None = self._run(command, timeout)
+        found: int | None = self._runner.run_checked(command, timeout)
         return found
 
     def keys(self, shard: str, *, timeout: float) -> list[str]:
         command = scripts.QUEUE_KEYS.command([f"{shard}:due"])
-        return [key.decode() for key in self._read(command, timeout)]
+        return [key.decode() for key in self._runner.run(command, timeout)]
 
     def depths(self, keys: Sequence[str], *, timeout: float) -> list[Depth]:
         if not keys:
             return []
         queues = [name for key in keys for name in Keyspace.call_queue(key)[:2]]
-        found = self._read(scripts.QUEUE_DEPTHS.command(queues), timeout)
+        found = self._runner.run(scripts.QUEUE_DEPTHS.command(queues), timeout)
         return [
             Depth(waiting=waiting, oldest_at=_time_of(number[0]) if number else None)
             for waiting, *number in found
@@ -84,17 +87,19 @@ class RedisCallQueue(CallQueue):
                 state=CallState(letter.decode()),
             )
             for position, (call_id, copies, begins, message, number, letter) in enumerate(
-                self._read(command, timeout), first
+                self._runner.run(command, timeout), first
             )
         ]
 
     def due(self, shard: str, *, limit: int, timeout: float) -> list[str]:
         command = scripts.QUEUE_DUE.command([f"{shard}:due"], [f"{limit}"])
-        return [key.decode() for key in self._run(command, timeout)]
+        return [key.decode() for key in self._runner.run_checked(command, timeout)]
 
     def sweep(self, key: str, *, timeout: float) -> tuple[bool, Hint] | None:
-        reply = self._run(scripts.QUEUE_SWEEP.command([key, *Keyspace.call_queue(key)]), timeout)
-        return (reply[0] == b"lost", hint_of(key, reply[1:])) if reply else None
+        reply = self._runner.run_checked(
+            scripts.QUEUE_SWEEP.command([key, *Keyspace.call_queue(key)]), timeout
+        )
+        return (reply[0] == b"lost", _hint_of(key, reply[1:])) if reply else None
 
     def defer(
         self,
@@ -109,11 +114,11 @@ class RedisCallQueue(CallQueue):
         # Not at least 1 ms, as a ttl: a sweep that follows at once finds the key due.
         arguments = [str(round(seconds * 1000)), call_id, "1" if perhaps else "0"]
         command = scripts.QUEUE_DEFER.command([key, *Keyspace.call_queue(key)], arguments)
-        self._run(command, timeout)
+        self._runner.run_checked(command, timeout)
 
     def leave(self, key: str, call_id: str, *, timeout: float) -> Removal | Hint:
         word, *call = self._remove("leave", key, call_id, [], timeout)
-        return hint_of(key, call) if call else Removal(word.decode())
+        return _hint_of(key, call) if call else Removal(word.decode())
 
     def remove(self, request: Remove, *, timeout: float) -> tuple[Removal, Hint | None]:
         token, step = request.token, "withdraw" if request.only_unbegun else "end"
@@ -124,15 +129,36 @@ class RedisCallQueue(CallQueue):
             scripts.first_open_of(token, request.may_return_from),
         ]
         word, *call = self._remove(step, request.key, token.call_id, arguments, timeout)
-        return Removal(word.decode()), hint_of(request.key, call) if call else None
+        return Removal(word.decode()), _hint_of(request.key, call) if call else None
 
     def _remove(
         self, step: str, key: str, call_id: str, arguments: Sequence[str], timeout: float
     ) -> Sequence[Any]:
         keys = [key, *Keyspace.call_queue(key), Keyspace.ended(key, call_id)]
         command = scripts.QUEUE_REMOVE.command(keys, [call_id, step, *arguments])
-        reply: Sequence[Any] = self._run(command, timeout)
+        reply: Sequence[Any] = self._runner.run_checked(command, timeout)
         return reply
+
+    def missing_rights(self, key: str) -> list[str]:
+        """See `CallQueue.missing_rights`. Leaves nothing in the store."""
+        queue = Keyspace.wait_queue(key)
+        hashes = f"{queue}!"
+        missing = self._runner.denied(
+            ("ZADD", queue, "XX", 0, "you"),
+            ("ZCOUNT", queue, 0, 0),
+            ("ZREM", queue, "you"),
+            ("EXISTS", queue),
+            ("HSET", hashes, "you", 1),
+            ("HGET", hashes, "you"),
+            ("HDEL", hashes, "you"),
+            ("ZCARD", queue),
+            ("ZRANGE", queue, 0, 0),
+            ("ZRANGEBYSCORE", queue, 0, 0),
+            ("ZRANK", queue, "you"),
+        )
+        if "HDEL" in missing:
+            self._runner.connections.run([("DEL", hashes)], OPERATOR_TIMEOUT)
+        return missing
 
 
 def _time_of(number: bytes) -> float:
@@ -140,7 +166,7 @@ def _time_of(number: bytes) -> float:
     return float(number) / 1_000_000
 
 
-def hint_of(key: str, reply: Sequence[Any]) -> Hint:
+def _hint_of(key: str, reply: Sequence[Any]) -> Hint:
     """The call in a reply of a script."""
     call_id, copies, begins, message, *cools = reply
     return Hint(

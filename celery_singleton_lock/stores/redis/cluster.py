@@ -46,7 +46,6 @@ from ...core.store import (
     CLAIM_NOT_CHANGED,
     RENEWED,
     Acquire,
-    Capabilities,
     ClaimChange,
     ConnectionWatch,
     Granted,
@@ -63,8 +62,11 @@ from ...core.store import (
 from ...errors import SettingsError, StoreError, StoreUnavailable
 from ..urls import Address, StoreUrl
 from . import scripts
-from .async_release import PendingRelease
+from .async_release import PendingRelease, RedisAsyncReleases
+from .call_queue import RedisCallQueue
 from .connection import Connection, Connections
+from .leases import RedisLeases
+from .runner import ScriptRunner
 from .store import RedisStore
 
 R = TypeVar("R", bound=Release)
@@ -383,38 +385,83 @@ class NodeConnections(Connections):
         return node
 
 
-class ClusterStore(RedisStore):
-    """A store in one Redis Cluster. The URL names some nodes; other arguments as for RedisStore."""
+class RemoteClaims:
+    """Changes of claims in other shards than the lease. Each is a request of its own.
 
-    shards = 256
+    Args:
+        runner: Runs the scripts.
 
-    def __init__(self, url: str, **options: Any) -> None:
-        super().__init__(url, connect=NodeConnections, **options)
-        self._put: Callable[..., str] | None = None
+    Attributes:
+        put: Repeats what frees a claim, see `core.retry_queue.SendsBeside`; None: nothing does.
+    """
 
-    def repeat_by(self, put: Callable[..., str]) -> None:
-        """Let ``put`` repeat what frees a remote claim: see `core.retry_queue.SendsBeside`."""
-        self._put = put
+    def __init__(self, runner: ScriptRunner) -> None:
+        self._runner = runner
+        self.put: Callable[..., str] | None = None
 
-    @property
-    def capabilities(self) -> Capabilities:
-        # All leases are renewed in one batch, because all nodes get their pipelines at once: a node
-        # that does not answer delays no lease of another node.
-        return replace(super().capabilities, name="redis cluster", renewal_batch=None)
+    def change(self, token: Token, change: ClaimChange, timeout: float) -> None:
+        arguments = [token.call_id, scripts.phase_of(change), scripts.milliseconds(change.ttl), "y"]
+        command = scripts.CHANGE_CLAIM.command(scripts.keys_of(change), arguments)
+
+        def give_up(why: object) -> None:
+            # Exclusion depends on the lease only. A claim that is not changed delays calls until it
+            # expires.
+            logger.warning(CLAIM_NOT_CHANGED, change.key, why, change.key)
+
+        try:
+            self._runner.run(command, timeout)
+        except StoreUnavailable as exc:
+            # No other change is repeated: a later one of the message may be there first.
+            put = self.put if change.phase is None else None
+            why: object = exc
+            if put is not None:
+                why = put(
+                    lambda _: self._runner.run(command, timeout), _FREED_FOR, give_up, error=exc
+                )
+            if why:
+                give_up(why)
+        except StoreError as exc:
+            give_up(exc)
+
+    def release(
+        self, request: R, timeout: float, send: Callable[[R], tuple[ReleaseReply, H]]
+    ) -> tuple[ReleaseReply, H]:
+        """Release by ``send``, and change a claim in another shard after it."""
+        claim = remote_claim(request.keys[0], request.claim)
+        if claim is None:
+            return send(request)
+        # The claim of a dying holder can only be freed, see release.lua.
+        record = None if claim.phase is None else self._runner.read(request.keys[0], timeout)
+        is_kept = record is not None and record.kind is Kind.DYING
+        reply, following = send(replace(request, claim=None))
+        frees = reply is not ReleaseReply.DUPLICATE and claim.phase is None
+        if frees or (reply is ReleaseReply.OURS and not is_kept):
+            self.change(request.token, claim, timeout)
+        return reply, following
+
+
+class ClusterLeases(RedisLeases):
+    """The leases of a cluster, whose claims may be in other shards."""
+
+    def __init__(
+        self, runner: ScriptRunner, fence_base: int, wait_replicas: int, remote: RemoteClaims
+    ) -> None:
+        super().__init__(runner, fence_base, wait_replicas)
+        self._remote = remote
 
     def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
-        claim = _remote_claim(request.slots[0], request.claim)
+        claim = remote_claim(request.slots[0], request.claim)
         if claim is None:
             return super().acquire(request, timeout=timeout)
         if claim.arguments:
             # An old copy of the message is requeued too until then; its next acquire drops it.
-            left_ms = int(self._run(scripts.DUE.command([claim.arguments]), timeout))
+            left_ms = int(self._runner.run(scripts.DUE.command([claim.arguments]), timeout))
             if left_ms > 0:
                 not_due = Refused(relation=Relation.NOT_DUE)
                 not_due.due_in = left_ms / 1000
                 return not_due
         if request.refused_if_claimed:
-            claimed = self._read(claim.key, timeout)
+            claimed = self._runner.read(claim.key, timeout)
             anothers = (
                 claimed and claimed.kind is Kind.CLAIM and claimed.token != request.token.call_id
             )
@@ -423,56 +470,29 @@ class ClusterStore(RedisStore):
         alone = replace(request, claim=None, frees_claim=False, refused_if_claimed=False)
         reply = super().acquire(alone, timeout=timeout)
         if isinstance(reply, Granted):
-            self._change_remote(request.token, replace(claim, arguments=""), timeout)
+            self._remote.change(request.token, replace(claim, arguments=""), timeout)
             if claim.arguments:  # the claim is free, so no call replaces them any more
                 kept = ("PEXPIRE", claim.arguments, scripts.milliseconds(ARGUMENTS_FOR))
                 get = ("GET", claim.arguments)
-                found, _ = self._connections.run([get, kept], timeout)
+                found, _ = self._runner.connections.run([get, kept], timeout)
                 arguments = found and found.split(b" ", 2)[2]  # after two times, see replace.lua
                 return GrantedArguments(key=reply.key, fence=reply.fence, arguments=arguments)
         elif request.frees_claim and reply.relation is Relation.OTHER:
-            self._change_remote(request.token, replace(claim, phase=None), timeout)
+            self._remote.change(request.token, replace(claim, phase=None), timeout)
         return reply
 
     def release(self, request: Release, *, timeout: float) -> ReleaseReply:
         def send(request: Release) -> tuple[ReleaseReply, None]:
-            return super(ClusterStore, self).release(request, timeout=timeout), None
+            return super(ClusterLeases, self).release(request, timeout=timeout), None
 
-        return self._release_with_claim(request, timeout, send)[0]
-
-    def release_queued(
-        self, request: QueuedRelease, *, timeout: float
-    ) -> tuple[ReleaseReply, Hint | None]:
-        send = partial(super().release_queued, timeout=timeout)
-        return self._release_with_claim(request, timeout, send)
-
-    def _release_with_claim(
-        self, request: R, timeout: float, send: Callable[[R], tuple[ReleaseReply, H]]
-    ) -> tuple[ReleaseReply, H]:
-        """Release by ``send``, and change a claim in another shard after it."""
-        claim = _remote_claim(request.keys[0], request.claim)
-        if claim is None:
-            return send(request)
-        # The claim of a dying holder can only be freed, see release.lua.
-        record = None if claim.phase is None else self._read(request.keys[0], timeout)
-        is_kept = record is not None and record.kind is Kind.DYING
-        reply, following = send(replace(request, claim=None))
-        frees = reply is not ReleaseReply.DUPLICATE and claim.phase is None
-        if frees or (reply is ReleaseReply.OURS and not is_kept):
-            self._change_remote(request.token, claim, timeout)
-        return reply, following
-
-    def release_async(self, request: Release, *, timeout: float, on_reply: OnReply) -> bool:
-        if _remote_claim(request.keys[0], request.claim) is not None:
-            return False  # the change of the remote claim depends on the reply
-        return super().release_async(request, timeout=timeout, on_reply=on_reply)
+        return self._remote.release(request, timeout, send)[0]
 
     def mark(self, request: Mark, *, timeout: float) -> None:
-        claim = _remote_claim(request.key, request.claim)
+        claim = remote_claim(request.key, request.claim)
         if claim is None:
             return super().mark(request, timeout=timeout)
         super().mark(replace(request, claim=None), timeout=timeout)
-        return self._change_remote(request.token, claim, timeout)
+        return self._remote.change(request.token, claim, timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         shards: dict[str, list[Lease]] = {}
@@ -490,7 +510,7 @@ class ClusterStore(RedisStore):
         alone = [scripts.renewal_command(chunk, claims=False) for chunk in apart]
         replies += self._each(alone, timeout)
         if all(isinstance(reply, Exception) for reply in replies):
-            self._connections.checked(replies)
+            self._runner.connections.checked(replies)
         found: dict[int, Renewal] = {}
         for chunk, reply in zip([*chunks, *apart], replies, strict=True):
             if not isinstance(reply, Exception):
@@ -520,47 +540,75 @@ class ClusterStore(RedisStore):
         """The reply or the error of each run of a script."""
         if not commands:
             return []
-        replies = self._connections.run(commands, timeout, check=False)
+        replies = self._runner.connections.run(commands, timeout, check=False)
         forgotten = {
             index: scripts.with_source(commands[index])
             for index, reply in enumerate(replies)
             if isinstance(reply, redis.exceptions.NoScriptError)
         }
         if forgotten:
-            again = self._connections.run([*forgotten.values()], timeout, check=False)
+            again = self._runner.connections.run([*forgotten.values()], timeout, check=False)
             for index, reply in zip(forgotten, again, strict=True):
                 replies[index] = reply
         return replies
 
     def _holds(self, request: Acquire, timeout: float) -> bool:
         """Whether the token holds the key already, and only the reply to its acquire was lost."""
-        records = [self._read(slot, timeout) for slot in request.slots]
+        records = [self._runner.read(slot, timeout) for slot in request.slots]
         return any(record is not None and record.token == str(request.token) for record in records)
 
-    def _change_remote(self, token: Token, change: ClaimChange, timeout: float) -> None:
-        arguments = [token.call_id, scripts.phase_of(change), scripts.milliseconds(change.ttl), "y"]
-        command = scripts.CHANGE_CLAIM.command(scripts.keys_of(change), arguments)
 
-        def give_up(why: object) -> None:
-            # Exclusion depends on the lease only. A claim that is not changed delays calls until it
-            # expires.
-            logger.warning(CLAIM_NOT_CHANGED, change.key, why, change.key)
+class ClusterCallQueue(RedisCallQueue):
+    """The queues of a cluster, whose claims may be in other shards."""
 
-        try:
-            self._run(command, timeout)
-        except StoreUnavailable as exc:
-            # No other change is repeated: a later one of the message may be there first.
-            put = self._put if change.phase is None else None
-            why: object = exc
-            if put is not None:
-                why = put(lambda _: self._run(command, timeout), _FREED_FOR, give_up, error=exc)
-            if why:
-                give_up(why)
-        except StoreError as exc:
-            give_up(exc)
+    def __init__(self, runner: ScriptRunner, remote: RemoteClaims) -> None:
+        super().__init__(runner)
+        self._remote = remote
+
+    def release(
+        self, request: QueuedRelease, *, timeout: float
+    ) -> tuple[ReleaseReply, Hint | None]:
+        send = partial(super().release, timeout=timeout)
+        return self._remote.release(request, timeout, send)
 
 
-def _remote_claim(key: str, claim: ClaimChange | None) -> ClaimChange | None:
+class ClusterAsyncReleases(RedisAsyncReleases):
+    """Asynchronous releases, unless they have a claim in another shard."""
+
+    def send(self, request: Release, *, timeout: float, on_reply: OnReply) -> bool:
+        if remote_claim(request.keys[0], request.claim) is not None:
+            return False  # the change of the remote claim depends on the reply
+        return super().send(request, timeout=timeout, on_reply=on_reply)
+
+
+class ClusterStore(RedisStore):
+    """A store in one Redis Cluster. The URL names some nodes; other arguments as for RedisStore."""
+
+    shards = 256
+    # All leases are renewed in one batch, because all nodes get their pipelines at once: a node
+    # that does not answer delays no lease of another node.
+    capabilities = replace(RedisStore.capabilities, name="redis cluster", renewal_batch=None)
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        fence_base: int = 0,
+        options: Mapping[str, Any] | None = None,
+        wait_replicas: int = 0,
+    ) -> None:
+        super().__init__(url, options=options, connect=NodeConnections)
+        self._remote = remote = RemoteClaims(self.runner)
+        self.leases = ClusterLeases(self.runner, fence_base, wait_replicas, remote)
+        self.call_queue = ClusterCallQueue(self.runner, remote)
+        self.async_releases = ClusterAsyncReleases(self.runner)
+
+    def repeat_by(self, put: Callable[..., str]) -> None:
+        """Let ``put`` repeat what frees a remote claim: see `core.retry_queue.SendsBeside`."""
+        self._remote.put = put
+
+
+def remote_claim(key: str, claim: ClaimChange | None) -> ClaimChange | None:
     """``claim`` if it is in another shard than ``key``."""
     return claim if claim is not None and not Keyspace.same_shard(key, claim.key) else None
 

@@ -23,17 +23,21 @@ from __future__ import annotations
 
 import logging
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import redis
 
 from ...core.clock import Clock, SystemClock
+from ...core.key import Keyspace
+from ...core.store import Leases, Ticket, WaitQueue
 from ...errors import StoreError
-from .connection import Connection, Connections
-from .scripts import pack
+from . import scripts
+from .connection import OPERATOR_TIMEOUT, Connection, Connections
+from .runner import ScriptRunner
 from .server_errors import is_denied, is_unknown_command
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -46,15 +50,48 @@ _LONGEST_BLOCK: Final = 60
 _BREAKS: Final = 3
 
 
-class WaitQueues:
-    """State of the wait queues of one store in one process.
+class RedisWaitQueue(WaitQueue):
+    """See `WaitQueue`.
 
     Attributes:
         denied: Whether the login may not block, so that the clients of this process poll.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runner: ScriptRunner, leases: Leases) -> None:
+        self._runner, self._leases = runner, leases
         self.denied = False
+
+    def ticket(self, key: str, nonce: str, *, timeout: float) -> Ticket | None:
+        if self.denied:
+            return None
+        queue = Keyspace.wait_queue(key)
+        home = partial(self._runner.connections.home_of, queue, timeout)
+        return RedisTicket(self, queue, nonce, home, timeout)
+
+    def lengths(self, keys: Sequence[str]) -> list[int]:
+        if not keys:
+            return []
+        now = f"{int(self._leases.trace(keys[0], timeout=OPERATOR_TIMEOUT).now * 1000)}"
+        counts: list[scripts.Command] = [
+            ("ZCOUNT", Keyspace.wait_queue(key), now, "+inf") for key in keys
+        ]
+        replies = self._runner.connections.run(counts, OPERATOR_TIMEOUT)
+        return [int(reply) for reply in replies]
+
+    def missing_rights(self, key: str) -> list[str]:
+        """See `WaitQueue.missing_rights`. Leaves nothing in the store."""
+        queue = Keyspace.wait_queue(key)
+        handoffs = f"{queue}!"
+        missing = self._runner.denied(
+            ("RPUSH", handoffs, "you"),
+            ("BLPOP", handoffs, 0.01),
+            ("ZADD", queue, "XX", 0, "you"),
+            ("ZCOUNT", queue, 0, 0),
+            ("ZREM", queue, "you"),
+        )
+        if "BLPOP" in missing:
+            self._runner.connections.run([("DEL", handoffs)], OPERATOR_TIMEOUT)
+        return missing
 
     def deny(self, reply: Exception) -> None:
         """Note that the server refused a BLPOP."""
@@ -72,7 +109,7 @@ class RedisTicket:
     """See `Ticket`.
 
     Attributes:
-        queues: The state of the store's wait queues.
+        queues: The wait queues of the store.
         queue: The key of the wait queue.
         nonce: The nonce of the waiting token.
         home: Returns the connections to the server that has the queue.
@@ -80,7 +117,7 @@ class RedisTicket:
         clock: The clock of the deadlines.
     """
 
-    queues: WaitQueues
+    queues: RedisWaitQueue
     queue: str
     nonce: str
     home: Callable[[], Connections]
@@ -147,7 +184,7 @@ class RedisTicket:
         connection = self.home().take(self.timeout)
         try:
             connection.replies()  # read the reply to a release pending on this connection
-            connection.send(pack(("BLPOP", f"{self.queue}!", _LONGEST_BLOCK)), 1)
+            connection.send(scripts.pack(("BLPOP", f"{self.queue}!", _LONGEST_BLOCK)), 1)
         except BaseException:
             connection.end()
             raise

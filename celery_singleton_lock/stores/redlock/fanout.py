@@ -28,8 +28,9 @@ from ...core.store import (
     ReleaseReply,
 )
 from ...errors import StoreError, StoreUnavailable
+from ..redis.replies import slot_or_refusal
 from ..redis.scripts import Command, release_command, with_source
-from ..redis.store import RedisStore, slot_or_refusal
+from ..redis.store import RedisStore
 from ..urls import StoreUrl
 from . import votes
 from .votes import Poll
@@ -232,7 +233,7 @@ class Node:
     def acquire(
         self, request: Acquire, command: Command, packed: bytes, min_age: float
     ) -> Granted | Refused:
-        """See `Store.acquire`.
+        """See `Leases.acquire`.
 
         The ttl of a grant that does not count is 0: within ``min_age`` seconds of the server's
         start, and while an earlier release by the same token may still arrive and delete it.
@@ -253,11 +254,11 @@ class Node:
         return answer
 
     def take_claim(self, request: ClaimRequest) -> Granted | Refused:
-        """See `Store.take_claim`."""
-        return votes.answer(request.key, self.store.take_claim(request, timeout=NODE_TIMEOUT))
+        """See `Claims.take`."""
+        return votes.answer(request.key, self.store.claims.take(request, timeout=NODE_TIMEOUT))
 
     def release(self, command: Command, packed: bytes) -> ReleaseReply:
-        """See `Store.release`."""
+        """See `Leases.release`."""
         self._send_owed()
         return ReleaseReply(self.store.send(command, packed).decode())
 
@@ -364,11 +365,16 @@ class Node:
 
 
 class _NodeStore(RedisStore):
-    """A RedisStore that does not compare the number of shards: Redlock always has one shard."""
+    """A RedisStore whose number of shards is not compared: Redlock always has one.
+
+    The check would cost each node one more request before the first vote.
+    """
+
+    shards = None
 
     def send(self, command: Command, packed: bytes) -> Any:
         """The reply to ``command``, which the caller has packed once for all nodes."""
-        connections = self._connections
+        connections = self.runner.connections
         connection = connections.take(NODE_TIMEOUT)
         try:
             connection.send(packed, 1)
@@ -382,8 +388,4 @@ class _NodeStore(RedisStore):
 
     def release_all(self, releases: Iterable[Release]) -> None:
         """Send all releases in one round trip. The replies are ignored."""
-        self._pipeline([*map(release_command, releases)], NODE_TIMEOUT)
-
-    def _check_shards(self, key: str, timeout: float) -> bool:
-        """Do nothing: the check would cost each node one more request before the first vote."""
-        return False
+        self.runner.pipeline([*map(release_command, releases)], NODE_TIMEOUT)

@@ -45,6 +45,7 @@ from __future__ import annotations
 
 import fnmatch
 import logging
+import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -53,12 +54,20 @@ from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 from ...core import native_threads, observers
-from ...core.lease import Lease
+from ...core.lease import Lease, Token
 from ...core.process import this_process
 from ...core.store import RENEWED, Acquire, Capabilities, Granted, Refused, Renewal
 from ...errors import SettingsError, StoreError, StoreUnavailable
 from ..consensus import ConsensusStore, Name, OwnKeys
-from ..transitions import OPERATOR_TIMEOUT, Changes, Draft, Entry, Transition, renewal
+from ..transitions import (
+    OPERATOR_TIMEOUT,
+    Changes,
+    Draft,
+    Entry,
+    Transition,
+    TransitionLeases,
+    renewal,
+)
 from .ensemble import Ensemble, SeenNode, Versions, View
 from .sessions import OPTIONS, Session
 
@@ -95,6 +104,19 @@ class Own:
     until: float
     session: Session
     expected: tuple[View, Versions] | None = None
+
+
+class ZooKeeperLeases(TransitionLeases):
+    """The leases, whose ttl is at most the timeout that the server gave to their session."""
+
+    _store: ZooKeeperStore
+
+    def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
+        reply = super().acquire(request, timeout=timeout)
+        if isinstance(reply, Granted):
+            longest = self._store.session_timeout_of(reply.key, request.token)
+            return replace(reply, ttl=longest) if longest < request.ttl else reply
+        return reply
 
 
 class ZooKeeperStore(ConsensusStore):
@@ -146,15 +168,16 @@ class ZooKeeperStore(ConsensusStore):
         # Held by the janitor's thread, and never released.
         self._has_janitor: Any = native_threads.allocate_lock()
 
-    def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
-        reply = super().acquire(request, timeout=timeout)
-        if isinstance(reply, Granted):
-            own = self._own.all.get((reply.key, str(request.token)))
-            if own is not None and own.session.timeout < request.ttl:
-                return replace(reply, ttl=own.session.timeout)
-        return reply
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url, **options)
+        self.leases = ZooKeeperLeases(self)
 
-    def renew(self, leases: Sequence[Lease], /, *, timeout: float = 0) -> list[Renewal]:
+    def session_timeout_of(self, key: str, token: Token) -> float:
+        """Seconds for which the server keeps the lease that this process wrote; else infinity."""
+        own = self._own.all.get((key, str(token)))
+        return math.inf if own is None else own.session.timeout
+
+    def renew(self, leases: Sequence[Lease], timeout: float) -> list[Renewal]:
         deadline = self._deadline(timeout)
         sessions = {own.session for lease in leases for own in self._own.of(lease)}
         # If a session has ended meanwhile, its nodes are gone, and the reads show it.

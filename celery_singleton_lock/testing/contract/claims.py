@@ -10,7 +10,15 @@ from typing import Any
 
 from ...core.key import Keyspace
 from ...core.lease import Holder, Kind, LossReason, Phase, Record, Token
-from ...core.store import RENEWED, CompletionState, Granted, Relation, ReleaseReply, Store
+from ...core.store import (
+    RENEWED,
+    CompletionState,
+    Granted,
+    Relation,
+    ReleaseReply,
+    Store,
+    operators_of,
+)
 from . import steps as do
 from .steps import HOLDER, KEYSPACE, LONG, PUBLISHER, Part
 
@@ -119,7 +127,7 @@ class ClaimContract(Part):
     def test_a_claim_that_is_not_prolonged_ends_in_the_store(self, store: Store) -> None:
         _, claim, _ = do.published(store, ttl=self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
-        assert store.inspect(claim) is None
+        assert store.leases.inspect(claim) is None
         do.publish(store, claim)
 
     def test_task_ids_of_any_characters_have_claims(self, store: Store) -> None:
@@ -137,7 +145,7 @@ class ClaimContract(Part):
                 assert do.record_of(store, claim).phase is Phase.RETRYING
                 assert do.take_claim(store, claim, other, instead_of=token.call_id) is None
                 do.change(store, other, claim, None)
-                assert store.inspect(claim) is None
+                assert store.leases.inspect(claim) is None
 
     def test_publishers_of_any_characters_come_back(self, store: Store) -> None:
         holder = Holder(task='a "b" \\', task_id="x\ny", worker="w|1.2| q {}", pid=1, since=0.5)
@@ -217,7 +225,7 @@ class ClaimContract(Part):
         do.change(store, token, claim, Phase.RETRYING, LONG)
         assert do.record_of(store, claim).ttl <= LONG
         do.change(store, token, claim, None)
-        assert store.inspect(claim) is None
+        assert store.leases.inspect(claim) is None
 
     def test_a_running_tasks_claim_is_left_to_its_lease(self, store: Store) -> None:
         _, claim, token = do.published(store, phase=Phase.RUNNING)
@@ -242,14 +250,14 @@ class ClaimContract(Part):
         for phase in (None, *Phase):
             _, claim = do.new_claim()
             do.change(store, do.new_token(), claim, phase)
-            assert store.inspect(claim) is None
+            assert store.leases.inspect(claim) is None
 
     # --- acquire ---------------------------------------------------------------------------------
 
     def test_a_grant_frees_the_claim_that_was_until_the_start(self, store: Store) -> None:
         key, claim, token = do.published(store)
         do.take(store, key, token, claim=do.freed(claim))
-        assert store.inspect(claim) is None
+        assert store.leases.inspect(claim) is None
         following = do.publish(store, claim)
         do.take(store, key, token, claim=do.freed(claim))  # Sent again.
         assert do.is_claimed(store, claim, following)
@@ -269,7 +277,7 @@ class ClaimContract(Part):
     def test_a_grant_makes_no_claim_that_it_would_free(self, store: Store) -> None:
         key, claim = do.new_claim()
         do.take(store, key, claim=do.freed(claim))
-        assert store.inspect(claim) is None
+        assert store.leases.inspect(claim) is None
 
     def test_a_grant_leaves_anothers_claim_or_lease_alone(self, store: Store) -> None:
         for change in (do.freed, do.running):
@@ -288,7 +296,7 @@ class ClaimContract(Part):
         reply = do.ask(store, slots, do.publish(store, claim), claim=do.running(claim))
         assert reply == Granted(key=slots[1], fence=None)
         assert do.record_of(store, claim).phase is Phase.RUNNING
-        assert store.inspect(slots[2]) is None
+        assert store.leases.inspect(slots[2]) is None
 
     def test_a_refusal_leaves_the_claim_alone(self, store: Store) -> None:
         key, claim, token = do.published(store)
@@ -303,7 +311,7 @@ class ClaimContract(Part):
             holder = do.take(store, key)
             record = do.refused_by(store, key, token, claim=change(claim), frees_claim=True)
             assert (record.key, record.token) == (key, str(holder))
-            assert store.inspect(claim) is None
+            assert store.leases.inspect(claim) is None
 
     def test_a_refusal_by_ones_own_task_frees_no_claim(self, store: Store) -> None:
         held = do.new_token(retries=1)
@@ -356,9 +364,9 @@ class ClaimContract(Part):
                 assert (record.key, record.kind, record.token) == (claim, Kind.CLAIM, other.call_id)
                 assert (record.phase, record.holder) == (phase, PUBLISHER)
                 assert do.ttl_of(record) == LONG
-                assert store.inspect(key) is None
+                assert store.leases.inspect(key) is None
                 assert do.is_claimed(store, claim, other, phase)
-            assert store.free(claim, other.call_id) is True
+            assert operators_of(store).free(claim, other.call_id) is True
             do.take(store, key, token, claim=do.running(claim), refused_if_claimed=True)
 
     def test_yielding_is_granted_once_the_claim_has_expired(self, store: Store) -> None:
@@ -437,7 +445,7 @@ class ClaimContract(Part):
         do.change(store, token, claim, Phase.RUNNING, self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
         assert do.renew_one(store, key, token, LONG, claim) is RENEWED
-        assert store.inspect(claim) is None
+        assert store.leases.inspect(claim) is None
 
     def test_renewals_with_and_without_claims_are_answered_in_order(self, store: Store) -> None:
         replies = [RENEWED, RENEWED, LossReason.REPLACED, LossReason.GONE]
@@ -461,14 +469,14 @@ class ClaimContract(Part):
                     is_its_own = record.token == lease.token.call_id
                     assert (record.ttl > 2 * LONG - 60) == is_its_own, number
             elif lease.claim_key:
-                assert store.inspect(lease.claim_key) is None
+                assert store.leases.inspect(lease.claim_key) is None
 
     # --- release ---------------------------------------------------------------------------------
 
     def test_a_release_frees_the_claim_of_its_task(self, store: Store) -> None:
         key, claim, token = do.started(store)
         assert do.give(store, key, token, claim=do.freed(claim)) is ReleaseReply.OURS
-        assert store.inspect(claim) is None
+        assert store.leases.inspect(claim) is None
         following = do.publish(store, claim)
         do.give(store, key, token, claim=do.freed(claim))  # Sent again.
         assert do.is_claimed(store, claim, following)
@@ -522,9 +530,9 @@ class ClaimContract(Part):
                 assert reply is ReleaseReply.NOT_OURS
                 assert do.is_claimed(store, claim, token, Phase.RUNNING)
             assert do.give(store, key, token, claim=do.freed(claim)) is ReleaseReply.NOT_OURS
-            assert store.inspect(claim) is None
+            assert store.leases.inspect(claim) is None
             do.give(store, key, token, claim=do.becomes(claim, Phase.QUEUED))
-            assert store.inspect(claim) is None
+            assert store.leases.inspect(claim) is None
 
     def test_the_claim_of_a_dying_holder_is_only_freed(self, store: Store) -> None:
         # The worker parent has reported the end of its message, and what becomes of the claim.
@@ -534,16 +542,16 @@ class ClaimContract(Part):
                 change = do.becomes(claim, Phase.RUNNING) if kept else do.freed(claim)
                 options = do.becoming(Kind.DYING, token)
                 do.give(store, key, token, claim=change, **options)
-                before = store.inspect(claim)
+                before = store.leases.inspect(claim)
                 assert (before is not None) is kept
                 reply = do.give(store, key, token, claim=do.becomes(claim, phase))
                 assert reply is ReleaseReply.OURS
-                after = store.inspect(claim)
+                after = store.leases.inspect(claim)
                 assert (after and after.phase) == (before and before.phase)
         key, claim, token = do.published_and_held(store)
         do.give(store, key, token, **do.becoming(Kind.DYING, token))
         assert do.give(store, key, token, claim=do.freed(claim)) is ReleaseReply.OURS
-        assert store.inspect(claim) is None
+        assert store.leases.inspect(claim) is None
 
     def test_a_claim_is_freed_where_ones_duplicate_has_finished(self, store: Store) -> None:
         key, claim, token = do.published(store)
@@ -552,7 +560,7 @@ class ClaimContract(Part):
         assert do.give(store, key, token, claim=queued) is ReleaseReply.DONE
         assert do.is_claimed(store, claim, token)
         assert do.give(store, key, token, claim=do.freed(claim)) is ReleaseReply.DONE
-        assert store.inspect(claim) is None
+        assert store.leases.inspect(claim) is None
 
     def test_a_release_that_names_no_claim_leaves_it_alone(self, store: Store) -> None:
         key, claim, token = do.published_and_held(store)
@@ -566,8 +574,8 @@ class ClaimContract(Part):
         do.ask(store, slots, do.new_token())
         do.ask(store, slots, token, claim=do.running(claim))
         assert do.give(store, slots, token, claim=do.freed(claim)) is ReleaseReply.OURS
-        assert store.inspect(claim) is None
-        assert store.inspect(slots[0]) is not None
+        assert store.leases.inspect(claim) is None
+        assert store.leases.inspect(slots[0]) is not None
 
     # --- mark ------------------------------------------------------------------------------------
 
@@ -583,12 +591,12 @@ class ClaimContract(Part):
         key, claim = do.new_claim()
         claimed = do.becomes(claim, Phase.QUEUED)
         do.mark(store, key, do.new_token(), CompletionState.WAITING, 1, claim=claimed)
-        assert store.inspect(claim) is None
+        assert store.leases.inspect(claim) is None
 
     def test_a_mark_may_free_the_claim(self, store: Store) -> None:
         key, claim, token = do.published(store)
         do.mark(store, key, token, CompletionState.WAITING, 1, claim=do.freed(claim))
-        assert store.inspect(claim) is None
+        assert store.leases.inspect(claim) is None
 
     def test_an_attempt_that_is_done_has_no_claim_changed(self, store: Store) -> None:
         for phase in (None, *Phase):

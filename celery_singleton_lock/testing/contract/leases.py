@@ -59,7 +59,7 @@ class LeaseContract(Part):
     def test_a_lease_that_is_not_renewed_ends_in_the_store(self, store: Store) -> None:
         key, _ = do.held(store, ttl=self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
-        assert store.inspect(key) is None
+        assert store.leases.inspect(key) is None
         do.take(store, key)
 
     def test_keys_do_not_exclude_each_other(self, store: Store) -> None:
@@ -116,7 +116,7 @@ class LeaseContract(Part):
             assert do.refused(store, key, do.new_token(task_id + "x")) is Relation.OTHER
             assert do.renew_one(store, key, token) is RENEWED
             assert do.give(store, key, token) is ReleaseReply.OURS
-            assert store.inspect(key) is None
+            assert store.leases.inspect(key) is None
 
     def test_holders_and_keys_of_any_characters_come_back(self, store: Store) -> None:
         holder = Holder(task='a "b" \\', task_id="x\ny", worker="w|1.2| l {}", pid=1, since=0.5)
@@ -156,7 +156,7 @@ class LeaseContract(Part):
         assert do.refused(store, key, do.new_token(token.task_id)) is Relation.DUPLICATE
         assert do.refused(store, key, token) is Relation.DUPLICATE
         assert do.give(store, key, token) is ReleaseReply.OURS
-        assert store.inspect(key) is None
+        assert store.leases.inspect(key) is None
 
     # --- renew -----------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class LeaseContract(Part):
         key, token = do.held(store, ttl=self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
         assert do.renew_one(store, key, token) is LossReason.GONE
-        assert store.inspect(key) is None
+        assert store.leases.inspect(key) is None
 
     def test_a_renewal_leaves_anothers_lease_alone(self, store: Store) -> None:
         key, holder = do.held(store)
@@ -208,7 +208,7 @@ class LeaseContract(Part):
     def test_a_released_key_is_free_and_a_second_release_harmless(self, store: Store) -> None:
         key, token = do.held(store)
         assert do.give(store, key, token) is ReleaseReply.OURS
-        assert store.inspect(key) is None
+        assert store.leases.inspect(key) is None
         assert do.give(store, key, token) is ReleaseReply.NOT_OURS
         other = do.take(store, key)
         assert do.give(store, key, token) is ReleaseReply.NOT_OURS
@@ -276,7 +276,7 @@ class LeaseContract(Part):
         slots, first, second = self.two_of_three(store)
         do.give(store, slots[0], first)
         assert do.ask(store, slots, second) == Granted(key=slots[1], fence=None)
-        assert store.inspect(slots[0]) is None
+        assert store.leases.inspect(slots[0]) is None
 
     def test_a_duplicate_and_another_attempt_take_no_second_slot(self, store: Store) -> None:
         slots = Keyspace.slots(do.new_key(), 3)
@@ -290,7 +290,7 @@ class LeaseContract(Part):
         ):
             arriving = do.new_token(token.task_id, retries=retries)
             assert do.refused(store, slots, arriving) is relation
-        assert store.inspect(slots[2]) is None
+        assert store.leases.inspect(slots[2]) is None
 
     def test_a_slot_reserved_for_ones_attempt_is_taken_first(self, store: Store) -> None:
         slots, first, second = self.two_of_three(store)
@@ -311,7 +311,7 @@ class LeaseContract(Part):
         slots, first, second = self.two_of_three(store)
         assert do.give(store, slots, second) is ReleaseReply.OURS
         assert do.record_of(store, slots[0]).token == str(first)
-        assert store.inspect(slots[1]) is None
+        assert store.leases.inspect(slots[1]) is None
 
     # --- completion records of attempts
     # ---------------------------------------------------------------------
@@ -427,7 +427,7 @@ class LeaseContract(Part):
 
     @pytest.fixture
     def releasing(self, store: Store) -> Store:
-        if not store.capabilities.releases_async:
+        if store.async_releases is None:
             pytest.skip("this store has no asynchronous release")
         for _ in range(16):  # A client may send its first releases synchronously.
             key = do.new_key()
@@ -441,28 +441,28 @@ class LeaseContract(Part):
                 release_async(releasing, key, do.take(releasing, key))
             # A request with another timeout may use another connection.
             request = Acquire(slots=(key,), token=do.new_token(), holder=HOLDER, ttl=LONG)
-            reply = releasing.acquire(request, timeout=TIMEOUT / 2)
+            reply = releasing.leases.acquire(request, timeout=TIMEOUT / 2)
             assert isinstance(reply, Granted), reply
 
     def test_an_asynchronous_release_is_reported_once(self, releasing: Store) -> None:
         key = do.new_key()
         replies = release_async(releasing, key, do.take(releasing, key))
         do.take(releasing, do.new_key())
-        releasing.drain(timeout=TIMEOUT)
-        releasing.drain(timeout=TIMEOUT)
+        drain(releasing)
+        drain(releasing)
         assert replies == [ReleaseReply.OURS]
 
     def test_draining_reports_all_pending_releases(self, releasing: Store) -> None:
         held = [(key, do.take(releasing, key)) for key in (do.new_key() for _ in range(4))]
         replies = [release_async(releasing, key, token) for key, token in held]
-        releasing.drain(timeout=TIMEOUT)
+        drain(releasing)
         assert replies == [[ReleaseReply.OURS]] * 4
-        assert [releasing.inspect(key) for key, _ in held] == [None] * 4
+        assert [releasing.leases.inspect(key) for key, _ in held] == [None] * 4
 
     def test_an_asynchronous_release_never_touches_anothers_key(self, releasing: Store) -> None:
         key, holder = do.held(releasing)
         replies = release_async(releasing, key, do.new_token())
-        releasing.drain(timeout=TIMEOUT)
+        drain(releasing)
         assert replies == [ReleaseReply.NOT_OURS], "a loss would be taken for a release"
         assert do.record_of(releasing, key).token == str(holder)
 
@@ -491,6 +491,12 @@ def release_async(store: Store, key: str, token: Token, **options: Any) -> Repli
         replies.append(reply)
 
     request = Release(keys=(key,), token=token, **options)
-    if not store.release_async(request, timeout=TIMEOUT, on_reply=on_reply):
-        replies.append(store.release(request, timeout=TIMEOUT))
+    assert store.async_releases is not None
+    if not store.async_releases.send(request, timeout=TIMEOUT, on_reply=on_reply):
+        replies.append(store.leases.release(request, timeout=TIMEOUT))
     return replies
+
+
+def drain(store: Store) -> None:
+    assert store.async_releases is not None
+    store.async_releases.drain(timeout=TIMEOUT)

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 from ...core.key import Keyspace
 from ...core.lease import Holder, Kind, LossReason, OperatorRelease, Phase, Token
-from ...core.store import Authorization, AuthorizeRun, CompletionState, Relation, Store
+from ...core.store import (
+    Authorization,
+    AuthorizeRun,
+    CompletionState,
+    Relation,
+    Store,
+    operators_of,
+)
 from . import steps as do
 from .steps import HOLDER, KEYSPACE, LONG, TIMEOUT, Part
 
@@ -25,12 +32,14 @@ def tick(
     request = AuthorizeRun(
         leader=leader, token=token, entry=name, expected=expected, new=new, ttl=ttl
     )
-    return store.authorize_run(request, timeout=TIMEOUT)
+    assert store.schedule is not None
+    return store.schedule.authorize(request, timeout=TIMEOUT)
 
 
 def last_runs(store: Store, leader: str, *entries: str) -> list[str | None]:
     keys = [Keyspace.last_run(leader, entry) for entry in entries]
-    return store.last_runs(keys, timeout=TIMEOUT)
+    assert store.schedule is not None
+    return store.schedule.last_runs(keys, timeout=TIMEOUT)
 
 
 class OperatorContract(Part):
@@ -48,7 +57,7 @@ class OperatorContract(Part):
             if number % 2:
                 do.give(store, key, token)
             else:
-                store.free(key, None)
+                operators_of(store).free(key, None)
         do.take(store, key, ttl=self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
         fences.append(do.fence_of(store, key, do.new_token()))
@@ -62,8 +71,8 @@ class OperatorContract(Part):
 
     def test_nothing_is_found_at_a_free_key(self, store: Store) -> None:
         key = do.new_key()
-        assert store.inspect(key) is None
-        assert store.free(key, None) is False
+        assert store.leases.inspect(key) is None
+        assert operators_of(store).free(key, None) is False
 
     def test_a_scan_finds_what_is_held_of_every_kind_and_nothing_else(self, store: Store) -> None:
         expected = {}
@@ -73,21 +82,21 @@ class OperatorContract(Part):
         released = do.new_key()
         token = do.take(store, released)
         do.give(store, released, token, completion=CompletionState.DONE, completion_ttl=LONG)
-        records = list(store.scan(KEYSPACE.match_all()))
+        records = list(operators_of(store).scan(KEYSPACE.match_all()))
         found = {record.key: record.kind for record in records}
         assert expected.items() <= found.items()
         assert released not in found
         assert list(found) == sorted(found)
         assert all(":contract:" in key or KEYSPACE.is_claim(key) for key in found)
-        assert not list(store.scan(Keyspace("contract-2").match_all()))
+        assert not list(operators_of(store).scan(Keyspace("contract-2").match_all()))
 
     def test_a_key_is_freed_if_the_token_stands(self, store: Store) -> None:
         key, token = do.held(store)
-        assert store.free(key, str(do.new_token())) is False
-        assert store.free(key, str(do.new_token(token.task_id))) is False
+        assert operators_of(store).free(key, str(do.new_token())) is False
+        assert operators_of(store).free(key, str(do.new_token(token.task_id))) is False
         assert do.record_of(store, key).token == str(token)
-        assert store.free(key, str(token)) is True
-        assert store.inspect(key) is None
+        assert operators_of(store).free(key, str(token)) is True
+        assert store.leases.inspect(key) is None
         assert do.renew_one(store, key, token) is LossReason.GONE
 
     def test_an_operator_s_note_is_kept_beside_a_key_that_it_freed(self, store: Store) -> None:
@@ -95,40 +104,47 @@ class OperatorContract(Part):
         key, token = do.held(store)
         claim = Keyspace.claim("task", key)
         do.publish(store, claim, token)
-        assert store.free(key, str(do.new_token()), by) is False
-        assert store.last_runs([Keyspace.note(key)], timeout=TIMEOUT) == [None]
-        assert store.free(key, str(token), by) is True
-        assert store.free(claim, None, by) is True
+        assert operators_of(store).free(key, str(do.new_token()), by) is False
+        assert operators_of(store).notes([Keyspace.note(key)], timeout=TIMEOUT) == [None]
+        assert operators_of(store).free(key, str(token), by) is True
+        assert operators_of(store).free(claim, None, by) is True
         notes = [Keyspace.note(name) for name in (key, claim)]
-        texts = store.last_runs(notes, timeout=TIMEOUT)
+        texts = operators_of(store).notes(notes, timeout=TIMEOUT)
         owners = [str(token), token.call_id]
         assert texts == [f"{owner} {by.to_json()}" for owner in owners]
         assert OperatorRelease.parse(texts[0] or "") == replace(by, token=str(token))
-        assert not {*notes} & {record.key for record in store.scan(KEYSPACE.match_all())}
+        assert not {*notes} & {
+            record.key for record in operators_of(store).scan(KEYSPACE.match_all())
+        }
 
     def test_completion_records_and_notes_are_found_by_their_names(self, store: Store) -> None:
         key, token = do.held(store)
         completion, note = Keyspace.completion(key, token.attempt), Keyspace.note(key)
         do.mark(store, key, token, CompletionState.WAITING, 3)
-        store.free(key, None, OperatorRelease(user="ann", host="ops-1"))
-        found = {name: text for name, text, _ in store.texts(KEYSPACE.match_all())}
+        operators_of(store).free(key, None, OperatorRelease(user="ann", host="ops-1"))
+        found = {name: text for name, text, _ in operators_of(store).texts(KEYSPACE.match_all())}
         if not found:
             return  # the store can't list them
         assert found[completion] == f"- 3 {token.nonce}"
         assert OperatorRelease.parse(found[note]) is not None
         assert key not in found
         on_the_way: dict[str, str] = {}
-        for _ in store.survey(KEYSPACE.match_all(), lambda *_: None, texts=on_the_way.__setitem__):
+        for _ in operators_of(store).survey(
+            KEYSPACE.match_all(), lambda *_: None, texts=on_the_way.__setitem__
+        ):
             pass
         assert (on_the_way[completion], on_the_way[note]) == (found[completion], found[note])
-        one = [(name, 0 < ttl <= LONG) for name, _, ttl in store.texts(f"{completion[:-3]}*")]
+        one = [
+            (name, 0 < ttl <= LONG)
+            for name, _, ttl in operators_of(store).texts(f"{completion[:-3]}*")
+        ]
         assert one == [(completion, True)]
 
     def test_a_key_of_any_kind_is_freed_whatever_stands(self, store: Store) -> None:
         for kind in do.LEASE_KINDS:
             key, _ = do.held_as(store, kind)
-            assert store.free(key, None) is True
-            assert store.inspect(key) is None
+            assert operators_of(store).free(key, None) is True
+            assert store.leases.inspect(key) is None
 
     # --- claims ----------------------------------------------------------------------------------
 
@@ -140,26 +156,26 @@ class OperatorContract(Part):
             expected[key] = (Kind.LEASE, str(token), None, HOLDER)
         found = {
             record.key: (record.kind, record.token, record.phase, record.holder)
-            for record in store.scan(KEYSPACE.match_all())
+            for record in operators_of(store).scan(KEYSPACE.match_all())
         }
         assert expected.items() <= found.items()
 
     def test_a_claim_is_freed_if_its_task_stands(self, store: Store) -> None:
         key, claim, token = do.published_and_held(store, phase=Phase.RUNNING)
         for other in (do.new_token().call_id, str(token), token.call_id + "x", token.call_id[:-1]):
-            assert store.free(claim, other) is False
+            assert operators_of(store).free(claim, other) is False
         assert do.record_of(store, claim).token == token.call_id
-        assert store.free(claim, token.call_id) is True
-        assert store.inspect(claim) is None
-        assert store.free(claim, token.call_id) is False
+        assert operators_of(store).free(claim, token.call_id) is True
+        assert store.leases.inspect(claim) is None
+        assert operators_of(store).free(claim, token.call_id) is False
         assert do.record_of(store, key).token == str(token)
         do.publish(store, claim)
 
     def test_a_claim_is_freed_whatever_stands_and_its_lease_stays(self, store: Store) -> None:
         for phase in Phase:
             key, claim, _ = do.published_and_held(store, phase=phase)
-            assert store.free(claim, None) is True
-            assert store.inspect(claim) is None
+            assert operators_of(store).free(claim, None) is True
+            assert store.leases.inspect(claim) is None
             assert do.refused(store, key) is Relation.OTHER
 
     # --- ticks -----------------------------------------------------------------------------------
@@ -228,6 +244,6 @@ class OperatorContract(Part):
         token = do.take(store, leader)
         tick(store, leader, token, "e", (None, "1 a"))
         assert last_runs(store, other, "e") == [None]
-        found = {record.key for record in store.scan(KEYSPACE.match_all())}
+        found = {record.key for record in operators_of(store).scan(KEYSPACE.match_all())}
         assert leader in found
         assert not any("last|" in key for key in found)

@@ -74,7 +74,7 @@ def ask(store: Store, key: Keys, token: Token, **options: Any) -> Granted | Refu
     """Acquire once."""
     slots = (key,) if isinstance(key, str) else key
     request = Acquire(slots=slots, token=token, **{"holder": HOLDER, "ttl": LONG, **options})
-    return store.acquire(request, timeout=TIMEOUT)
+    return store.leases.acquire(request, timeout=TIMEOUT)
 
 
 def lease_of(key: str, token: Token, ttl: float = LONG, claim_key: str = "") -> Lease:
@@ -112,7 +112,7 @@ def held(store: Store, token: Token | None = None, **options: Any) -> tuple[str,
 
 def give(store: Store, key: Keys, token: Token, **options: Any) -> ReleaseReply:
     keys = (key,) if isinstance(key, str) else key
-    return store.release(Release(keys=keys, token=token, **options), timeout=TIMEOUT)
+    return store.leases.release(Release(keys=keys, token=token, **options), timeout=TIMEOUT)
 
 
 def held_as(
@@ -136,7 +136,7 @@ def become(store: Store, key: str, token: Token, kind: Kind, ttl: float = LONG) 
 
 
 def renew(store: Store, leases: Sequence[Lease]) -> list[Renewal]:
-    return store.renew(leases, timeout=TIMEOUT)
+    return store.leases.renew(leases, timeout=TIMEOUT)
 
 
 def renew_one(
@@ -151,7 +151,7 @@ def mark(
 ) -> None:
     options = {"ttl": LONG, **options}
     request = Mark(key=key, token=token, state=state, sequence=sequence, **options)
-    store.mark(request, timeout=TIMEOUT)
+    store.leases.mark(request, timeout=TIMEOUT)
 
 
 def marked(
@@ -205,7 +205,7 @@ def started(store: Store) -> tuple[str, str, Token]:
 
 def take_claim(store: Store, claim: str, token: Token, **options: Any) -> Record | None:
     options = {"holder": PUBLISHER, "ttl": LONG, **options}
-    return store.take_claim(ClaimRequest(key=claim, token=token, **options), timeout=TIMEOUT)
+    return store.claims.take(ClaimRequest(key=claim, token=token, **options), timeout=TIMEOUT)
 
 
 def not_admitted(store: Store, claim: str, token: Token | None = None, **options: Any) -> Record:
@@ -216,7 +216,7 @@ def not_admitted(store: Store, claim: str, token: Token | None = None, **options
 
 
 def change(store: Store, token: Token, claim: str, phase: Phase | None, ttl: float = LONG) -> None:
-    store.change_claim(token, ClaimChange(key=claim, phase=phase, ttl=ttl), timeout=TIMEOUT)
+    store.claims.change(token, ClaimChange(key=claim, phase=phase, ttl=ttl), timeout=TIMEOUT)
 
 
 def relation_of(reply: Granted | Refused) -> Relation | None:
@@ -224,7 +224,7 @@ def relation_of(reply: Granted | Refused) -> Relation | None:
 
 
 def record_of(store: Store, key: str) -> Record:
-    record = store.inspect(key)
+    record = store.leases.inspect(key)
     assert record is not None, f"{key} is free"
     return record
 

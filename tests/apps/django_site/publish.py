@@ -56,7 +56,7 @@ def main() -> None:
     claim = runtime.keyspace.claim(once.name, once.lock_key("once"))
 
     def is_claimed() -> bool:
-        return runtime.store.inspect(claim) is not None
+        return runtime.store.leases.inspect(claim) is not None
 
     try:
         with transaction.atomic():

@@ -1,0 +1,51 @@
+"""The replies of the scripts, as the store's interface has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Any, Final
+
+from ...core.lease import Record
+from ...core.store import Acquire, Granted, GrantedArguments, Refused, Relation
+
+_RELATIONS: Final = {relation.encode(): relation for relation in Relation}
+
+
+def record_of(key: bytes, value: bytes, ttl_ms: float) -> Record | None:
+    """The record in a key's value; None if other software or a newer version wrote the value."""
+    try:
+        return Record.parse(key.decode(), value.decode(), max(ttl_ms, 0) / 1000)
+    except ValueError:
+        return None
+
+
+def slot_or_refusal(reply: Sequence[Any]) -> Granted | Refused:
+    """The reply of ``acquire.lua`` that is not a fence: one of several slots, or a refusal."""
+    word, *found = reply
+    if word == b"granted":
+        return Granted(key=found[0].decode(), fence=None)
+    record = record_of(*found[:3]) if found else None
+    refused = Refused(relation=_RELATIONS[word], record=record)
+    if len(found) > 3:
+        others = map(record_of, found[3::2], found[4::2], repeat(math.nan))
+        refused.others = tuple(filter(None, others))
+    return refused
+
+
+def with_arguments(
+    request: Acquire, reply: bytes | Sequence[Any], arguments: Any
+) -> Granted | Refused:
+    """The reply of ``arguments.lua``: that of ``acquire.lua``, and the newest arguments."""
+    if isinstance(reply, bytes):
+        fence = int(reply) or None
+        return GrantedArguments(key=request.slots[0], fence=fence, arguments=arguments)
+    if reply[0] == b"not_due":
+        refused = Refused(relation=Relation.NOT_DUE)
+        refused.due_in = arguments / 1000
+        return refused
+    found = slot_or_refusal(reply)
+    if isinstance(found, Granted):
+        return GrantedArguments(key=found.key, fence=None, arguments=arguments)
+    return found
