@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     )
     from .instrumentation import lease_acquired, lease_conflict, lease_lost, lease_released
     from .message.skipped import is_skipped
-    from .policy import CallOptions, OnConflict
+    from .on_conflict import OnConflict
+    from .policy import CallOptions
     from .publish.apply_async import aclaim_and_send, claim_and_send
     from .task.base import SingletonTask
     from .task.context import current_lease
@@ -49,11 +50,12 @@ __all__ += ["lease_acquired", "lease_conflict", "lease_lost", "lease_released"]
 # No name may equal the name of its own module: importing the module elsewhere would replace it.
 _LATER = {
     **dict.fromkeys(__all__, "errors"),
-    **dict.fromkeys(("CallOptions", "OnConflict"), "policy"),
     **dict.fromkeys(("aclaim_and_send", "claim_and_send"), "publish.apply_async"),
     **dict.fromkeys([name for name in __all__ if name.startswith("lease_")], "instrumentation"),
     "PER_TASK": "core.key",
+    "CallOptions": "policy",
     "Lease": "core.lease",
+    "OnConflict": "on_conflict",
     "SingletonTask": "task.base",
     "current_lease": "task.context",
     "hold": "task.hold",

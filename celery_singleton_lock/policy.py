@@ -10,33 +10,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Final, Literal, TypedDict, TypeVar
+from typing import Any, Final, Literal, TypedDict
 
 from .core.key import KeySpec
 from .errors import LockConflict, SingletonLockError, StoreError
-from .option_names import other_value, suggestion, unknown_option
-
-_E = TypeVar("_E", bound=StrEnum)
+from .on_conflict import CancelRunning, OnConflict, Queue, Retry, Skip
+from .option_checks import at_least, choice, flag, positive, require, seconds, whole
+from .option_names import unknown_option
 
 # Seconds. A lease is renewed every ttl/3 with a timeout of ttl/6, so one slow reply would lose a
 # shorter lease.
 MIN_TTL: Final = 0.3
-# Seconds. Each holder looks for a newer call that often, with one command.
-_MIN_WITHIN: Final = 0.1
 # One script examines all slots of a key.
 _MAX_LIMIT: Final = 1000
-_MOST_WAITING: Final = 10_000_000
-_MOST_CRASHES: Final = 1_000_000
-
-
-class ConflictAction(StrEnum):
-    SKIP = "skip"
-    REVOKE = "revoke"
-    RETRY = "retry"
-    WAIT = "wait"
-    RAISE = "raise"
-    CANCEL_RUNNING = "cancel_running"
-    QUEUE = "queue"
 
 
 class OnLost(StrEnum):
@@ -66,67 +52,8 @@ class OnDuplicate(StrEnum):
     RAISE = "raise"
 
 
-def seconds(name: str, value: Any) -> float:
-    """``value`` (a number or timedelta) in seconds, not negative.
-
-    Raises:
-        TypeError: ``value`` is neither.
-        ValueError: ``value`` is negative, infinite or NaN.
-    """
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}={value!r}: give seconds as a number, or a timedelta")
-    if not 0 <= value < 1e9:
-        raise ValueError(f"{name}={value!r}: give seconds, not negative and below 1e9")
-    return float(value)
-
-
-def require(
-    is_valid: object, name: str, value: Any, advice: str, error: type[Exception] = ValueError
-) -> None:
-    """Raise ``error`` with the ``advice`` unless the value of the option ``name`` is valid."""
-    if not is_valid:
-        raise error(f"{name}={value!r}: {advice}")
-
-
-def choice(name: str, value: Any, kind: type[_E]) -> _E:
-    """The member of ``kind`` that ``value`` names; else ValueError with a suggestion."""
-    try:
-        return kind(value)
-    except ValueError:
-        known = [str(member) for member in kind]
-        meant = other_value(str(value), known)
-        hint = f" (did you mean {meant!r}?)" if meant else suggestion(str(value), known)
-        raise ValueError(f"{name}={value!r}{hint}") from None
-
-
-def flag(name: str, value: Any) -> bool:
-    require(isinstance(value, bool), name, value, "give True or False", TypeError)
-    return bool(value)
-
-
-def at_least(name: str, value: Any, least: float, reason: str) -> float:
-    duration = seconds(name, value)
-    require(duration >= least, name, value, f"at least {least} seconds{reason}")
-    return duration
-
-
-def _positive(name: str, value: Any, otherwise: str) -> float:
-    duration = seconds(name, value)
-    require(duration, name, value, f"more than 0 seconds, or {otherwise}")
-    return duration
-
-
-def _whole(name: str, value: Any, least: int, most: int) -> int:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    require(is_whole, name, value, "give a whole number", TypeError)
-    require(least <= value <= most, name, value, f"from {least} to {most}")
-    return int(value)
-
-
 def _limit(name: str, value: Any) -> Any:
-    return _whole(name, value, 1, _MAX_LIMIT)
+    return whole(name, value, 1, _MAX_LIMIT)
 
 
 def _scope(name: str, value: Any) -> Any:
@@ -156,206 +83,6 @@ def check_option(kind: Any, name: str, value: Any, prefix: str = "") -> Any:
     return check(prefix + name, value, *args)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
-    """What one `ConflictAction` does with a refused call.
-
-    Attributes:
-        options: The fields of `OnConflict` that it uses.
-        waits: Whether the call waits at its worker.
-        raises: Whether the call may end with LockConflict. (With "queue" it needs a full queue.)
-        revokes: Whether a call ends as REVOKED, which runs no ``after_return``.
-        has_feature: Whether a run has a feature for it (`run_feature`).
-    """
-
-    options: tuple[str, ...] = ()
-    waits: bool = False
-    raises: bool = False
-    revokes: bool = False
-    has_feature: bool = False
-
-
-#: A row for each action.
-ACTIONS: Final[Mapping[str, Action]] = {
-    ConflictAction.SKIP: Action(),
-    ConflictAction.REVOKE: Action(revokes=True),
-    ConflictAction.RETRY: Action(options=("delay", "max_delay", "max_wait")),
-    ConflictAction.WAIT: Action(options=("timeout",), waits=True, raises=True),
-    ConflictAction.RAISE: Action(raises=True),
-    ConflictAction.CANCEL_RUNNING: Action(
-        options=("within", "timeout"), waits=True, raises=True, revokes=True, has_feature=True
-    ),
-    ConflictAction.QUEUE: Action(options=("max_waiting", "max_crashes"), has_feature=True),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnConflict:
-    """What a call does when another call holds its key, with the options of that choice.
-
-    A plain string, such as ``on_conflict="retry"``, is the same choice with its default options.
-    Use the methods below to set them. A call that has started is never skipped: it's requeued.
-
-    Example::
-
-        @singleton_task(key="order:{order_id}", on_conflict=OnConflict.retry(max_wait=3600))
-        def charge(order_id: int) -> None: ...
-
-    Attributes:
-        delay: The first delay of a requeued call, in seconds. It doubles, with jitter.
-        max_delay: The longest delay between two tries, in seconds.
-        max_wait: How long a call is requeued before it fails with LockConflict, in seconds. By
-            default it's requeued until it runs.
-        timeout: How long ``wait`` and ``cancel_running`` block the worker before the call fails
-            with LockConflict, in seconds.
-        within: How often a running call checks for a newer one (``cancel_running``), in seconds.
-        max_waiting: How many calls of a key may be in its queue (``queue``).
-        max_crashes: How often the process may die while it runs the call, before the call fails
-            (``queue``). None sets no limit.
-    """
-
-    action: ConflictAction
-    delay: float = 1.0
-    max_delay: float = 60.0
-    max_wait: float | None = None
-    timeout: float = 5.0
-    within: float = 1.0
-    max_waiting: int = 10_000
-    max_crashes: int | None = 20
-
-    def __post_init__(self) -> None:
-        # A user may give the action as a plain str, which is not identical to a member.
-        action = choice("OnConflict(action)", self.action, ConflictAction)
-        object.__setattr__(self, "action", action)
-        for name in ("delay", "max_delay", "max_wait", "timeout", "within"):
-            value = getattr(self, name)
-            if value is not None or name != "max_wait":
-                object.__setattr__(self, name, seconds(f"OnConflict({name})", value))
-        _whole("OnConflict(max_waiting)", self.max_waiting, 1, _MOST_WAITING)
-        if self.max_crashes is not None:
-            _whole("OnConflict(max_crashes)", self.max_crashes, 1, _MOST_CRASHES)
-        used = ACTIONS[action].options
-        for f in fields(self)[1:]:
-            if f.name not in used and (value := getattr(self, f.name)) != f.default:
-                raise ValueError(
-                    f'OnConflict(action="{action}", {f.name}={value:g}): "{action}" makes no use '
-                    f"of {f.name}, but of {', '.join(used) or 'no option'}"
-                )
-        if not (self.delay and self.max_delay):
-            raise ValueError(
-                f"OnConflict.retry(delay={self.delay:g}, max_delay={self.max_delay:g}): give more "
-                "than 0 seconds, or the message goes round as fast as the broker can"
-            )
-
-    @classmethod
-    def retry(
-        cls,
-        delay: float | timedelta = 1,
-        max_delay: float | timedelta = 60,
-        max_wait: float | timedelta | None = None,
-    ) -> OnConflict:
-        """Requeue the call until it runs, with growing delays and jitter.
-
-        Args:
-            delay: The first delay, in seconds.
-            max_delay: The longest delay between two tries, in seconds.
-            max_wait: How long to try, in seconds from the first conflict. Then the call fails with
-                LockConflict. By default it's tried until it runs.
-        """
-        return cls(
-            action=ConflictAction.RETRY,
-            delay=seconds("OnConflict.retry(delay)", delay),
-            max_delay=seconds("OnConflict.retry(max_delay)", max_delay),
-            max_wait=None if max_wait is None else seconds("OnConflict.retry(max_wait)", max_wait),
-        )
-
-    @classmethod
-    def wait(cls, timeout: float | timedelta = 5) -> OnConflict:
-        """Block the worker process or thread until the key is free.
-
-        Args:
-            timeout: How long to wait, in seconds. Then the call fails with LockConflict.
-        """
-        return cls(action=ConflictAction.WAIT, timeout=seconds("OnConflict.wait(timeout)", timeout))
-
-    @classmethod
-    def cancel_running(
-        cls, within: float | timedelta = 1, timeout: float | timedelta = 90
-    ) -> OnConflict:
-        """Cancel the running call in favour of the newest, which waits until it has ended.
-
-        Args:
-            within: How soon the running call notices the newer one, in seconds; at least 0.1.
-            timeout: How long the newer call waits, in seconds. Then it fails with LockConflict.
-                The default is longer than the default ``ttl``, so it outlasts a dead worker's lock.
-        """
-        where = "OnConflict.cancel_running"
-        looks = at_least(f"{where}(within)", within, _MIN_WITHIN, "; each check is a command")
-        longest = seconds(f"{where}(timeout)", timeout)
-        if longest <= looks:
-            raise ValueError(
-                f"{where}(within={looks:g}, timeout={longest:g}): the newer call gives up before"
-                " the holder checks; give a timeout that is longer than within"
-            )
-        return cls(action=ConflictAction.CANCEL_RUNNING, timeout=longest, within=looks)
-
-    @classmethod
-    def queue(cls, max_waiting: int = 10_000, max_crashes: int | None = 20) -> OnConflict:
-        """Run the calls of a key one after another, in order. Waiting calls need no worker.
-
-        Args:
-            max_waiting: How many calls of a key may be in its queue. One more raises QueueFull.
-            max_crashes: How often the process may die while it runs the call. Then the call fails
-                with WorkerLostError, and the next one runs. None sets no limit.
-        """
-        most = _whole("OnConflict.queue(max_waiting)", max_waiting, 1, _MOST_WAITING)
-        if max_crashes is not None:
-            _whole("OnConflict.queue(max_crashes)", max_crashes, 1, _MOST_CRASHES)
-        return cls(action=ConflictAction.QUEUE, max_waiting=most, max_crashes=max_crashes)
-
-    @classmethod
-    def of(cls, value: Any) -> OnConflict:
-        """The rule that ``value`` is or names; also reads what :meth:`to_header` writes.
-
-        Raises:
-            TypeError, ValueError: ``value`` is no rule.
-        """
-        if isinstance(value, OnConflict):
-            return value
-        if not isinstance(value, Mapping):
-            action = choice("on_conflict", value, ConflictAction)
-            is_cancel = action is ConflictAction.CANCEL_RUNNING
-            return cls.cancel_running() if is_cancel else cls(action=action)
-        action = choice("on_conflict", value.get("action"), ConflictAction)
-        names = ACTIONS[action].options
-        if unknown := [name for name in value if name not in {f.name for f in fields(cls)}]:
-            known = ", ".join(names) or "no option"
-            raise ValueError(
-                f'on_conflict={value!r}: there is no {unknown[0]!r}; "{action}" has {known}'
-            )
-        used = {name: value[name] for name in names if name in value}
-        rule: OnConflict = getattr(cls, action)(**used) if used else cls.of(str(action))
-        # What the action makes no use of has its default, as in a message, or is refused.
-        return replace(rule, **{name: value[name] for name in value if name not in names})
-
-    def to_header(self) -> str | dict[str, Any]:
-        """The form in a message; :meth:`of` reads it."""
-        if self == OnConflict.of(self.action):
-            return str(self.action)
-        if self.action is ConflictAction.QUEUE:
-            names = ACTIONS[self.action].options
-            return {"action": str(self.action), **{name: getattr(self, name) for name in names}}
-        queues = ACTIONS[ConflictAction.QUEUE].options
-        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in queues}
-        named["action"] = str(self.action)
-        if self.action is not ConflictAction.CANCEL_RUNNING:
-            del named["within"]
-        return named
-
-    #: Called by kombu's encoder: other messages may contain the options of a signature.
-    __json__ = to_header
-
-
 def _on_conflict(name: str, value: Any) -> OnConflict:
     is_rule = isinstance(value, (str, Mapping, OnConflict))
     advice = "give a str, or OnConflict.retry(...), .wait(...), .cancel_running(...) or .queue(...)"
@@ -363,7 +90,7 @@ def _on_conflict(name: str, value: Any) -> OnConflict:
     return OnConflict.of(value)
 
 
-_SKIP: Final = OnConflict(action=ConflictAction.SKIP)
+_SKIP: Final = Skip()
 
 # Seconds. If a message is lost (a purged queue), its claim answers equal calls for so long.
 _UNIQUE_FOR: Final = 3600.0
@@ -393,7 +120,7 @@ class Policy:
     scope: str | None = option(None, _scope)
     limit: int = option(1, _limit)
     ttl: float = option(60.0, at_least, MIN_TTL, "; the lease is renewed every ttl/3")
-    max_hold: float | None = option(None, _positive, "None for no bound")
+    max_hold: float | None = option(None, positive, "None for no bound")
     min_hold: float = option(0.0, seconds)
     on_conflict: OnConflict = option(_SKIP, _on_conflict)
     needs_fence: bool = option(False, flag)
@@ -401,10 +128,10 @@ class Policy:
     on_lost: OnLost | None = option(None, choice, OnLost)  # None: RETRY if acks_late, else FAIL
     on_store_error: OnStoreError = option(OnStoreError.RETRY, choice, OnStoreError)
     unique: Unique | None = option(None, choice, Unique)
-    unique_for: float = option(_UNIQUE_FOR, _positive, "the claim ends at once")
+    unique_for: float = option(_UNIQUE_FOR, positive, "the claim ends at once")
     on_duplicate: OnDuplicate = option(OnDuplicate.RETURN_EXISTING, choice, OnDuplicate)
-    debounce: float | None = option(None, _positive, "None to run as soon as possible")
-    debounce_max: float | None = option(None, _positive, "None for no bound")
+    debounce: float | None = option(None, positive, "None to run as soon as possible")
+    debounce_max: float | None = option(None, positive, "None for no bound")
     user_on_conflict: OnConflict = _SKIP
     user_unique_for: float | None = None
     is_plain: bool = True
@@ -474,8 +201,8 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
             checked["unique_for"] = _default_unique_for(checked.get("debounce", base.debounce))
         given_rules = {"user_on_conflict": given, "user_unique_for": given_for}
         policy = replace(base, **checked, **given_rules)
-        has_feature = ACTIONS[policy.on_conflict.action].has_feature
-        policy = replace(policy, is_plain=policy.unique is None and not has_feature)
+        is_plain = policy.unique is None and not policy.on_conflict.has_feature
+        policy = replace(policy, is_plain=is_plain)
         _check_together(policy)
     except (TypeError, ValueError) as exc:
         raise type(exc)(f"{where}: {exc}") from None
@@ -500,13 +227,13 @@ def check_call(policy: Callable[[], Policy], options: Any, *, where: str) -> dic
     _check_names(options, where)
     merged = merge(policy(), options, where=where)
     check_claim_options(merged, options, where=where)
-    is_queue = ConflictAction.QUEUE in (policy().on_conflict.action, merged.on_conflict.action)
-    if "on_conflict" in options and is_queue:
+    rules = (policy().on_conflict, merged.on_conflict)
+    if "on_conflict" in options and any(isinstance(rule, Queue) for rule in rules):
         raise ValueError(
             f'{where}: a call can\'t set on_conflict for a task with "queue", or "queue" for '
             "another task: the order of a key is that of all its calls"
         )
-    if "on_conflict" in options and merged.on_conflict.action is ConflictAction.CANCEL_RUNNING:
+    if "on_conflict" in options and isinstance(merged.on_conflict, CancelRunning):
         raise ValueError(
             f'{where}: on_conflict="cancel_running" belongs to the task: a holder checks for newer '
             "calls only if its own policy says so. Give it to the decorator; a call of such a task "
@@ -535,10 +262,10 @@ def check_autoretry(
         require(is_several, f"{where}: {name}", errors, advice, TypeError)
     cause = ""
     if _names(*given, LockConflict):
-        if rule.max_wait is not None:
+        if isinstance(rule, Retry) and rule.max_wait is not None:
             cause = f"OnConflict.retry(max_wait={rule.max_wait:g})"
             cure = "Give a longer max_wait"
-        elif ACTIONS[rule.action].raises:
+        elif rule.raises:
             cause = f'on_conflict="{rule.action}"'
             cure = 'Use on_conflict="retry", which puts the call back until it has run'
     if not cause and policy.on_store_error is OnStoreError.RAISE and _names(*given, StoreError):
@@ -659,7 +386,7 @@ def _rule(
     cause = 'unique="until_start"' if debounce is None else f"debounce={debounce:g}"
     if not named and base.unique is Unique.UNTIL_START:
         return base.on_conflict
-    if given.action is ConflictAction.RETRY:
+    if isinstance(given, Retry):
         if named and given.max_wait is not None:
             raise ValueError(
                 f"{cause} with max_wait={given.max_wait:g}: the one waiting call "
@@ -667,8 +394,8 @@ def _rule(
             )
         return replace(given, max_wait=None)
     if not named:
-        return OnConflict.retry()
-    if given.action in (ConflictAction.SKIP, ConflictAction.REVOKE):
+        return Retry()
+    if given.drops:
         raise ValueError(
             f'{cause} with on_conflict="{given.action}": the one waiting call stands '
             'for all others, and would be dropped. Use on_conflict="retry", which is its default'
@@ -688,64 +415,13 @@ def _check_together(policy: Policy) -> None:
             f"needs_fence=True with limit={policy.limit}: several holders at a time have no order, "
             "so there is no fence; use limit=1"
         )
-    if policy.on_conflict.action is ConflictAction.CANCEL_RUNNING:
-        _check_cancel_running(policy)
-    if policy.on_conflict.action is ConflictAction.QUEUE:
-        _check_queue(policy)
+    policy.on_conflict.check(policy)
     if policy.max_hold is not None and policy.max_hold < policy.min_hold:
         raise ValueError(f"max_hold={policy.max_hold} is shorter than min_hold={policy.min_hold}")
     if policy.debounce is not None or policy.debounce_max is not None:
         _check_debounce(policy)
     if policy.on_duplicate is OnDuplicate.REPLACE:
         _check_replace(policy)
-    retry = policy.on_conflict
-    if retry.action is ConflictAction.RETRY and retry.max_delay < retry.delay:
-        raise ValueError(
-            f"OnConflict.retry: max_delay={retry.max_delay} is shorter than delay={retry.delay}"
-        )
-
-
-def _check_cancel_running(policy: Policy) -> None:
-    where = 'on_conflict="cancel_running"'
-    if policy.limit > 1:
-        raise ValueError(
-            f"{where} with limit={policy.limit}: it is not defined which of the holders to "
-            "cancel; use limit=1"
-        )
-    if policy.unique is Unique.UNTIL_DONE:
-        raise ValueError(
-            f'{where} with unique="until_done": no equal call is published while one runs, so none '
-            "would ever be cancelled; drop unique"
-        )
-
-
-def _check_queue(policy: Policy) -> None:
-    # debounce sets on_duplicate.
-    newest = (
-        'on_duplicate="replace"' if policy.debounce is None else f"debounce={policy.debounce:g}"
-    )
-    contradictions = {
-        f"limit={policy.limit}": (policy.limit > 1, "calls run one after another; use limit=1"),
-        'on_store_error="run"': (
-            policy.on_store_error is OnStoreError.RUN,
-            'the order is in the store; use on_store_error="retry" or "raise"',
-        ),
-        'on_lost="continue"': (
-            policy.on_lost is OnLost.CONTINUE,
-            'the next call would begin next to this run; use on_lost="retry" or "fail"',
-        ),
-        "hold_on_retry=False": (
-            not policy.hold_on_retry,
-            "a call stays in the queue until it has ended, and so while it retries",
-        ),
-        newest: (
-            policy.on_duplicate is OnDuplicate.REPLACE,
-            "the message of a call that waits is in the store, with the arguments of that call",
-        ),
-    }
-    for option_, (is_wrong, why) in contradictions.items():
-        if is_wrong:
-            raise ValueError(f'on_conflict="queue" with {option_}: {why}')
 
 
 def _check_replace(policy: Policy) -> None:

@@ -5,6 +5,16 @@ from __future__ import annotations
 from random import random
 from typing import Final
 
+#: The delay of a requeue in seconds. It doubles at each try, up to the second number, and half of
+#: it is jitter.
+Pace = tuple[float, float]
+#: For an earlier attempt of the same task, which releases within milliseconds: it published its
+#: retry from inside its body.
+SHORTLY: Final[Pace] = (0.05, 1.0)
+#: For started work with another holder, for duplicates, for a lost lease, and for an unreachable
+#: store.
+AGAIN: Final[Pace] = (1.0, 30.0)
+
 _MAX_DOUBLINGS: Final = 30
 
 
@@ -14,7 +24,7 @@ def backoff(delay: float, max_delay: float, tries: int) -> float:
     This is "equal jitter": clients that contended once don't contend again at the same time, and no
     client returns at once (M. Brooker, "Exponential Backoff And Jitter", 2015).
 
-    It delays requeues (`message.copy.Pace`), tries during an outage, and the polls of a client
+    It delays requeues (`Pace`), tries during an outage, and the polls of a client
     that waits for another holder.
     """
     top: float = min(max_delay, delay * 2 ** min(tries, _MAX_DOUBLINGS))

@@ -13,7 +13,8 @@ from celery import Celery
 
 from ..errors import StoreError, StoreUnavailable
 from ..inspection.keys import policies_by_task
-from ..policy import ConflictAction, Policy
+from ..on_conflict import Queue
+from ..policy import Policy
 from ..runtime import Runtime
 from ..stores import is_sentinel_url
 
@@ -157,7 +158,7 @@ class Context:
         is_queue = (
             name
             for name, policy in self.policies.items()
-            if policy.enabled and policy.on_conflict.action is ConflictAction.QUEUE
+            if policy.enabled and isinstance(policy.on_conflict, Queue)
         )
         return ", ".join(sorted(is_queue))
 

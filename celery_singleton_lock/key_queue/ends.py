@@ -20,7 +20,7 @@ from ..core.lease import Token
 from ..core.retry_queue import MAIN_THREAD_TIMEOUT
 from ..core.store import Store
 from ..message.header import header_of
-from ..policy import ConflictAction
+from ..on_conflict import Queue
 from ..runtime import Runtime
 from .hint import delivery_of, emit
 
@@ -41,7 +41,7 @@ def of_dead_child(request: Any, key: str, token: Token, comes_back: bool) -> End
         comes_back: Whether the message is requeued.
     """
     task, header = request.task, header_of(request.request_dict, token.task_id)
-    if header.get("queue") or task.singleton_policy().on_conflict.action is ConflictAction.QUEUE:
+    if header.get("queue") or isinstance(task.singleton_policy().on_conflict, Queue):
         what = f"{request.task.name}[{token.task_id}] has ended in the queue of {key}"
         runtime = Runtime.of(request.app)
         # Also if it had ended: the child may have died before it published the next call.

@@ -40,6 +40,7 @@ from ..errors import QueueFull, SettingsError, StoreError, StoreUnavailable
 from ..message.claim import JOINED, TASK_RUN
 from ..message.stored_message import Capture, StoredMessage
 from ..message.times import seconds_until
+from ..on_conflict import Queue
 from ..policy import Policy
 from ..runtime import Runtime
 from .hint import claim_in, emit, publish_hint, publish_later, token_of
@@ -93,7 +94,7 @@ def joining(
         StoreError: The store refuses the call, or does not answer.
         Exception: The broker refuses the message; the call never begins.
     """
-    most = None if is_started else policy.on_conflict.max_waiting
+    most = None if is_started else Queue.in_force(policy.on_conflict).max_waiting
 
     def join_and_send(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
         queue = call_queue(task.name, runtime.store)

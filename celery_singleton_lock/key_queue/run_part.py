@@ -20,13 +20,13 @@ from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..message.copy import publish_copy, why_not
 from ..message.header import Delivery, header_of
 from ..message.stored_message import Capture
-from ..policy import ConflictAction
+from ..on_conflict import Queue
 from ..run_feature import Ending, Feature, Run
 from .hint import publish_hint
 from .join import claim_of
 
 
-class Queue(Feature):
+class QueueFeature(Feature):
     """The place of a run's call in the queue of its key."""
 
     # Celery publishes the links of a task after its end. If the process died between the two, its
@@ -43,12 +43,12 @@ class Queue(Feature):
         self._named = named if named != run.key and keyspace.is_lock(named) else None
 
     @classmethod
-    def of(cls, run: Run) -> Queue | None:
+    def of(cls, run: Run) -> QueueFeature | None:
         """The queue of the run's key; None: the run has none. An eager call has no message.
 
         A call that has a place runs in its turn, though the option was switched off since.
         """
-        is_queue = run.policy.on_conflict.action is ConflictAction.QUEUE
+        is_queue = isinstance(run.policy.on_conflict, Queue)
         queue = None if run.eager else run.runtime.store.call_queue
         return cls(run, queue) if queue and (is_queue or run.delivery.queue) else None
 
@@ -60,7 +60,7 @@ class Queue(Feature):
         """
         given = {f.name: getattr(request, f.name) for f in fields(request)}
         given |= {"slots": request.slots[:1], "refused_if_claimed": False}
-        most = self.run.policy.on_conflict.max_crashes
+        most = Queue.in_force(self.run.policy.on_conflict).max_crashes
         return QueuedAcquire(**given, late=self.run.acks_late, most_begins=most)
 
     def answer(self, request: Acquire) -> None:
@@ -130,13 +130,14 @@ class Queue(Feature):
             publish_copy(run.task, run.request, header, 0.0, capture)
         assert capture.message is not None, "Celery publishes through the producer that it is given"
         claim, claim_ttl = claim_of(run.runtime, run.key, capture.message)
+        rule = Queue.in_force(run.policy.on_conflict)
         return Join(
             key=run.key,
             token=delivery.token,
             message=capture.message.to_bytes(),
             late=run.acks_late,
             sequence=delivery.sequence,
-            max_waiting=None if delivery.started else run.policy.on_conflict.max_waiting,
+            max_waiting=None if delivery.started else rule.max_waiting,
             claim=claim,
             claim_ttl=claim_ttl,
         )

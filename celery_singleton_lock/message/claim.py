@@ -35,7 +35,8 @@ from celery.exceptions import Ignore, Reject, Retry
 from ..core.key import Keyspace
 from ..core.lease import Phase
 from ..core.store import ClaimChange
-from ..policy import OnDuplicate, Policy, Unique, seconds
+from ..option_checks import seconds
+from ..policy import OnDuplicate, Policy, Unique
 from .header import moment
 
 #: Attribute of a running request that refers to its ``TaskRun``.

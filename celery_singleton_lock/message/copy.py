@@ -27,19 +27,11 @@ from celery.app.task import Task as BaseTask
 from kombu import Exchange, Producer, Queue
 
 from ..celery_compat import delays_natively, driver_of
+from ..core.backoff import Pace
 from .header import HEADER, QUEUE_KEY, SERIALIZER_KEY
 from .origin import reached_with_delay, without_delay
 from .stored_message import ONCE
 
-#: The delay of a requeue in seconds. It doubles at each try, up to the second number, and half of
-#: it is jitter (`core.backoff`).
-Pace = tuple[float, float]
-#: For an earlier attempt of the same task, which releases within milliseconds: it published its
-#: retry from inside its body.
-SHORTLY: Final[Pace] = (0.05, 1.0)
-#: For started work with another holder, for duplicates, for a lost lease, and for an unreachable
-#: store.
-AGAIN: Final[Pace] = (1.0, 30.0)
 #: For a message of a newer version: another worker of its queue, which can read it, should get it.
 FOR_ANOTHER_WORKER: Final[Pace] = (4.0, 4.0)
 # Properties of a delivery that the transport or Celery writes again.

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ..core.lease import Token
-from ..policy import CALL_OPTIONS, OnConflict, plain
+from ..on_conflict import OnConflict
+from ..policy import CALL_OPTIONS, plain
 
 #: The name of this library's message header, whose value is an object.
 HEADER: Final = "singleton_lock"

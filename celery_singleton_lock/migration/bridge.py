@@ -40,7 +40,7 @@ from redis.lock import Lock
 
 from ..core.store import Store
 from ..errors import DuplicateTask, SettingsError, StoreError, StoreUnavailable
-from ..policy import ACTIONS, Policy, merge
+from ..policy import Policy, merge
 from ..publish.continuation import continues
 from ..task.base import SingletonTask, validate
 
@@ -230,7 +230,7 @@ class Bridge(SingletonTask[..., Any]):
         policy = merge(self._runtime().settings.policy, options, where=where)
         policy = merge(policy, self.singleton or {}, where=where)
         # Without after_return, the old key would stay until it expires.
-        if ACTIONS[policy.on_conflict.action].revokes:
+        if policy.on_conflict.revokes:
             raise ValueError(
                 f'{where}: on_conflict="{policy.on_conflict.action}" would leave the old key of '
                 'the call until it expires. Use "retry", "wait", "skip" or "raise"'

@@ -24,10 +24,10 @@ from ..key_queue.join import Send, joining, queue_of
 from ..known_keys import refuse_foreign_key
 from ..message.arguments import pack_arguments, stable_key_suffix
 from ..message.header import HEADER, PUBLISHED, add_header, without_header
+from ..on_conflict import CancelRunning, Queue
 from ..option_names import suggestion
 from ..policy import (
     CallOptions,
-    ConflictAction,
     OnDuplicate,
     Policy,
     check_call,
@@ -98,9 +98,9 @@ def publish_call(
     policy = task.singleton_policy(header.get("options"))
     if policy.is_plain:
         return send(task_id, options)
-    if policy.on_conflict.action is ConflictAction.CANCEL_RUNNING:
+    if isinstance(policy.on_conflict, CancelRunning):
         header.setdefault("called_at", Runtime.of(app).clock.wall())  # see cancel_running.py
-    if policy.unique is None and policy.on_conflict.action is not ConflictAction.QUEUE:
+    if policy.unique is None and not isinstance(policy.on_conflict, Queue):
         return send(task_id, options)
     result: AsyncResult[Any] = _publish_with_key(
         _Call(task, args or (), kwargs or {}, options, task_id, policy, header, running, given),
@@ -145,7 +145,7 @@ def _publish_with_key(call: _Call, send: Send, sending: _Sending | None) -> Asyn
         return send(call.task_id, options)
     is_next_attempt = call.is_next_attempt
     joins = False
-    if policy.on_conflict.action is ConflictAction.QUEUE and not eager:
+    if isinstance(policy.on_conflict, Queue) and not eager:
         send, joins = _joining(call, runtime, key, send, is_next_attempt)
     if policy.unique is None:
         return send(call.task_id, options)

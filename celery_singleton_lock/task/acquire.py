@@ -10,20 +10,22 @@ from celery import states
 from celery.exceptions import Ignore
 
 from ..celery_compat import driver_of
-from ..core.backoff import backoff
+from ..core.backoff import AGAIN, backoff
 from ..core.events import EventName
 from ..core.lease import Holder, Lease, Token
 from ..core.store import Acquire, Refused, Relation
 from ..core.waiter import Waiter
 from ..errors import LockConflict, StoreError
-from ..key_queue.run_part import Queue
-from ..message.copy import AGAIN, why_not
+from ..key_queue.run_part import QueueFeature
+from ..message.copy import why_not
 from ..message.header import UNNAMED_KEY, is_unnamed, mint_nonce
 from ..message.skipped import skipped_value
-from ..policy import ACTIONS, OnStoreError
+from ..on_conflict import Wait
+from ..on_conflict.rule import Decision, Outcome
+from ..policy import OnStoreError
 from . import claim as claims
-from .cancel_running import CancelRunning
-from .conflict import Decision, Outcome, decide, is_overtaken
+from .cancel_running import CancelRunningFeature
+from .conflict import decide, is_overtaken
 from .ending import leave_queue
 from .period import Period
 from .replace import NewestArguments
@@ -40,8 +42,8 @@ if TYPE_CHECKING:
 FEATURES: Final[Sequence[Callable[[TaskRun], Feature | None]]] = (
     Period.of,
     NewestArguments.of,
-    CancelRunning.of,
-    Queue.of,
+    CancelRunningFeature.of,
+    QueueFeature.of,
 )
 
 # Refusals that end the message.
@@ -69,54 +71,90 @@ def acquire(run: TaskRun) -> Any:
         Ignore: The delivery is given up: requeued, dropped or revoked.
         LockConflict, StoreError: The task fails, according to its policy.
     """
-    request, rule = _request_of(run), run.policy.on_conflict
-    run.locker = locker = run.runtime.locker
-    waiter = Waiter(locker, request) if ACTIONS[rule.action].waits else None
-    run.state = asking = Asking(request, waiter)
-    options: Any = {"max_hold": max_hold_of(run), "on_lost": run.on_lost}
-    waited, failures, is_reported, since = 0.0, 0, False, None
+    tries = _Tries(run)
     try:
         while True:
-            conflict = None
-            if waiter is not None or request.claim is not None:
-                request, conflict = _decide_ahead(run, request, waited)
             try:
-                asking.request = request
-                reply: Lease | Refused
-                if run.features and (refused := _answer(run, request)):
-                    reply = refused
-                elif waiter is None:
-                    reply = locker.acquire(request, since=since, **options)
-                else:
-                    waits = conflict is not None and conflict.outcome is Outcome.WAIT
-                    reply = waiter.acquire(request, waits=waits, **options)
+                ahead, reply = tries.ask()
                 if isinstance(reply, Lease):
                     run.state = Holding(reply)
                     if run.features:
-                        _notify_of_grant(run, asking, reply)
+                        _notify_of_grant(run, tries.asking, reply)
                     return reply
-                asking.request = None
-                if _is_of_another_message(run, reply):
-                    request = replace(request, token=_renamed(run))
-                    continue
-                conflict = _conflict_of(run, reply, conflict, waited)
-                if conflict is None:
-                    continue
-                if waiter is None or conflict.outcome is not Outcome.WAIT:
-                    return _refuse(run, conflict, reply)
-                if not is_reported:  # only once, because the wait may be long
-                    _report_conflict(run, conflict, reply)
-                    is_reported = True
-                waiter.wait(reply, rule.timeout - waited)
+                final = tries.refused(reply, ahead)
+                if final is not None:
+                    return _refuse(run, final, reply)
             except StoreError as exc:
-                since = since or run.runtime.clock.now()
-                request = _retain(run, request, exc, failures)
-                failures += 1
-            if waiter is not None:
-                waited = waiter.waited()
+                tries.failed(exc)
     finally:
+        if tries.waiter is not None:
+            tries.waiter.leave()
+
+
+class _Tries:
+    """The tries of one delivery for its lease: each is :meth:`ask`, and what follows a refusal.
+
+    Attributes:
+        asking: The state of the run meanwhile.
+        waiter: Waits for the key; None: the policy doesn't wait.
+    """
+
+    def __init__(self, run: TaskRun) -> None:
+        self._run = run
+        self._request = request = _request_of(run)
+        run.locker = run.runtime.locker
+        rule = run.policy.on_conflict
+        self._timeout = rule.timeout if isinstance(rule, Wait) else 0.0
+        self.waiter = Waiter(run.locker, request) if isinstance(rule, Wait) else None
+        run.state = self.asking = Asking(request, self.waiter)
+        self._options: Any = {"max_hold": max_hold_of(run), "on_lost": run.on_lost}
+        self._waited = 0.0
+        self._failures = 0
+        # The time of the first try without a reply; None: each had one.
+        self._since: float | None = None
+        self._is_reported = False
+
+    def ask(self) -> tuple[Decision | None, Lease | Refused]:
+        """Ask for the lease once.
+
+        Returns:
+            What a refusal by another call would mean, if that was needed beforehand, and the reply.
+        """
+        run, waiter, ahead = self._run, self.waiter, None
         if waiter is not None:
-            waiter.leave()
+            self._waited = waiter.waited()
+        if waiter is not None or self._request.claim is not None:
+            self._request, ahead = _decide_ahead(run, self._request, self._waited)
+        self.asking.request = request = self._request
+        if run.features and (refused := _answer(run, request)):
+            return ahead, refused
+        if waiter is None:
+            return ahead, run.locker.acquire(request, since=self._since, **self._options)
+        waits = ahead is not None and ahead.outcome is Outcome.WAIT
+        return ahead, waiter.acquire(request, waits=waits, **self._options)
+
+    def refused(self, refused: Refused, ahead: Decision | None) -> Decision | None:
+        """Wait for the next try; or return the decision that ends this delivery."""
+        run, waiter, self.asking.request = self._run, self.waiter, None
+        if _is_of_another_message(run, refused):
+            self._request = replace(self._request, token=_renamed(run))
+            return None
+        conflict = _conflict_of(run, refused, ahead, self._waited)
+        if conflict is None:
+            return None
+        if waiter is None or conflict.outcome is not Outcome.WAIT:
+            return conflict
+        if not self._is_reported:  # only once, because the wait may be long
+            _report_conflict(run, conflict, refused)
+            self._is_reported = True
+        waiter.wait(refused, self._timeout - self._waited)
+        return None
+
+    def failed(self, error: StoreError) -> None:
+        """Requeue the message, or pause before the next try."""
+        self._since = self._since or self._run.runtime.clock.now()
+        self._request = _retain(self._run, self._request, error, self._failures)
+        self._failures += 1
 
 
 def _request_of(run: TaskRun) -> Acquire:

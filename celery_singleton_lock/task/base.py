@@ -23,16 +23,16 @@ from kombu.utils.json import dumps as kombu_dumps
 from ..celery_compat import dump_models, hide_setting
 from ..core.key import KeyMaker, signature_of
 from ..message.arguments import as_sent as see_as_sent
+from ..on_conflict import Queue
+from ..option_checks import require
 from ..policy import (
     OPTIONS,
     CallOptions,
-    ConflictAction,
     Policy,
     check_autoretry,
     check_call,
     check_claim_options,
     merge,
-    require,
 )
 from .keywords import refuse_mistakes
 from .signature import SingletonSignature
@@ -230,7 +230,7 @@ class SingletonTask(_Base[P, R]):
         # only publishes refuses its first call.
         check_claim_options(policy, given, where=where)
         check_autoretry(policy, *_autoretry_of(self), where=where)
-        is_queued = policy.on_conflict.action is ConflictAction.QUEUE
+        is_queued = isinstance(policy.on_conflict, Queue)
         if is_queued and self.app.conf.task_protocol == 1:
             raise ValueError(
                 f'{where}: on_conflict="queue" needs task_protocol = 2, the default: a message '

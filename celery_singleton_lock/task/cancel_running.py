@@ -29,7 +29,7 @@ from ..core.events import EventName
 from ..core.heartbeat import timeout_for
 from ..core.lease import Kind, Lease, Token
 from ..core.store import NewestCall, Refused, Relation
-from ..policy import ConflictAction
+from ..on_conflict import CancelRunning
 from ..run_feature import Feature, Run
 from ..runtime import Runtime
 from .interrupt import is_loss
@@ -81,8 +81,8 @@ class CallOrder:
         task: Any = self._runtime.app.tasks.get(record.holder.task)
         if not hasattr(task, "singleton_policy"):
             return ""
-        action = task.singleton_policy().on_conflict.action
-        return record.token if action is ConflictAction.CANCEL_RUNNING else ""
+        rule = task.singleton_policy().on_conflict
+        return record.token if isinstance(rule, CancelRunning) else ""
 
     def made_later(self) -> float:
         """Seconds by which the newer call was made later; 0.0 if that is unknown."""
@@ -106,20 +106,21 @@ class CallOrder:
         self._runtime.locker.heartbeat.watch(lease, within, on_newest)
 
 
-class CancelRunning(Feature):
+class CancelRunningFeature(Feature):
     """The order of calls, at the points of a run."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, rule: CancelRunning) -> None:
         super().__init__(run)
+        self._within = rule.within
         self._order = CallOrder(run.runtime, run.key, run.delivery.called_at, run.policy.ttl)
         self._is_cancelled = False
         self._deleted = ""  # the reservation that the last refusal named
 
     @classmethod
-    def of(cls, run: Run) -> CancelRunning | None:
+    def of(cls, run: Run) -> CancelRunningFeature | None:
         """The order of the calls for the run's key; None: the policy has none."""
-        action = run.policy.on_conflict.action
-        return cls(run) if action is ConflictAction.CANCEL_RUNNING else None
+        rule = run.policy.on_conflict
+        return cls(run, rule) if isinstance(rule, CancelRunning) else None
 
     def granted(self, lease: Lease) -> None:
         """Note the call, and look for newer ones while the body runs."""
@@ -130,7 +131,7 @@ class CancelRunning(Feature):
         # A retry that the body publishes keeps the time of the call.
         run.delivery = replace(run.delivery, called_at=order.called_at)
         run.rewrite_header()
-        order.watch(lease, run.policy.on_conflict.within, self._cancel)
+        order.watch(lease, self._within, self._cancel)
 
     def refused(self, refused: Refused) -> bool:
         """Note the call, which waits for the holder; delete the reservation of an older call."""

@@ -12,19 +12,15 @@ The first row that matches applies::
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import Final
 
+from ..core.backoff import AGAIN, SHORTLY
 from ..core.lease import Kind, Record
 from ..core.store import Relation
-from ..message.copy import AGAIN, SHORTLY, Pace
 from ..message.header import Delivery
-from ..policy import ConflictAction, OnConflict
+from ..on_conflict.rule import Conflict, Decision, OnConflict, Outcome
 
-_ASKED: Final = "the holder is asked to end"
-_NO_PLACE: Final = "an eager call takes no place in its queue"
-_NO_WAIT: Final = 'on_conflict="queue" doesn\'t wait for the end of a period'
 # The reasons of refusals by another delivery or attempt of the same task.
 _REASONS: Final = {
     Relation.DONE: "done",
@@ -33,35 +29,6 @@ _REASONS: Final = {
     Relation.EARLIER: "earlier-attempt",
     Relation.LATER: "later-attempt",
 }
-
-
-class Outcome(StrEnum):
-    DROP = "drop"
-    REQUEUED = "requeued"
-    SKIP = "skip"
-    REVOKE = "revoke"
-    WAIT = "wait"
-    RAISE = "raise"
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The decision about a refused delivery.
-
-    Attributes:
-        outcome: The outcome.
-        reason: The reason, for the log and the error.
-        delivery: The content of the header of a requeue copy.
-        pace: The delay of a requeue.
-        queues_claim: Whether the message's claim is queued with the copy. False if another delivery
-            or attempt of the task has the key, because that one changes the claim.
-    """
-
-    outcome: Outcome
-    reason: str
-    delivery: Delivery
-    pace: Pace = AGAIN
-    queues_claim: bool = False
 
 
 def decide(
@@ -85,32 +52,10 @@ def decide(
     """
     if relation in (Relation.DONE, Relation.SUPERSEDED, Relation.LATER):
         return Decision(Outcome.DROP, _REASONS[relation], delivery)
-    is_new, action = relation is Relation.OTHER and not delivery.started, rule.action
-    if is_new and action is not ConflictAction.RETRY:
-        if action is ConflictAction.SKIP:
-            return Decision(Outcome.SKIP, "conflict", delivery)
-        if action is ConflictAction.REVOKE:
-            return Decision(Outcome.REVOKE, "conflict", delivery)
-        if action is ConflictAction.RAISE:
-            return Decision(Outcome.RAISE, 'on_conflict="raise" doesn\'t wait', delivery)
-        if action is ConflictAction.QUEUE:  # the store gives all others a place
-            return Decision(Outcome.RAISE, _NO_PLACE if no_requeue else _NO_WAIT, delivery)
-        if waited < rule.timeout:
-            is_cancel = action is ConflictAction.CANCEL_RUNNING
-            return Decision(Outcome.WAIT, _ASKED if is_cancel else "conflict", delivery)
-        return Decision(Outcome.RAISE, f"waiting for {rule.timeout:g} s was not enough", delivery)
+    if relation is Relation.OTHER and not delivery.started:
+        return rule.decide(Conflict(delivery, no_requeue, wall, waited))
     if no_requeue is not None:
         return Decision(Outcome.RAISE, no_requeue, delivery)
-    if is_new:
-        # Other software or a wrong clock wrote a first conflict in the future. Without this limit,
-        # the message would wait endlessly.
-        since = wall if delivery.since is None else min(delivery.since, wall)
-        left = rule.max_delay if rule.max_wait is None else since + rule.max_wait - wall
-        if left <= 0:
-            return Decision(Outcome.RAISE, f"max_wait of {rule.max_wait:g} s is over", delivery)
-        pace = (rule.delay, min(rule.max_delay, left))
-        copy = replace(delivery, since=since, last=wall)
-        return Decision(Outcome.REQUEUED, "conflict", copy, pace, queues_claim=True)
     started = replace(delivery, started=True, last=wall)
     if relation is Relation.OTHER:
         reason = "started work is not skipped"

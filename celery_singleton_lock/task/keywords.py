@@ -11,8 +11,9 @@ from celery import __version__ as celery_version
 from celery.app.task import Task as BaseTask
 
 from ..celery_compat import NEWER_OPTIONS
+from ..on_conflict import ACTIONS
 from ..option_names import OTHER_OPTIONS, close_to, is_of_locks
-from ..policy import ACTIONS, OPTIONS
+from ..policy import OPTIONS
 
 #: Celery's own decorator options that are not attributes of its Task.
 DECORATOR_OPTIONS = frozenset(
@@ -98,7 +99,7 @@ def refuse_mistakes(
             )
         if hasattr(base, name) and not is_method:
             continue
-        uses = isinstance(rule, str) and rule in ACTIONS and name in ACTIONS[rule].options
+        uses = isinstance(rule, str) and rule in ACTIONS and name in ACTIONS[rule].options()
         if of_rule := rule if uses else _OF_ONE_RULE.get(name):
             raise TypeError(
                 f"{where}: {name!r} is an option of the rule, not of the task: write "

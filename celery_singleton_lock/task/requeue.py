@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from celery.exceptions import Ignore, SoftTimeLimitExceeded
 from kombu.exceptions import EncodeError
 
-from ..core.backoff import backoff
+from ..core.backoff import AGAIN, Pace, backoff
 from ..core.events import EventName
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.store import ClaimChange, CompletionState, Mark
 from ..errors import SingletonLockError, StoreError
 from ..message.claim import Claim
-from ..message.copy import AGAIN, FOR_ANOTHER_WORKER, Pace, publish_copy, why_not
+from ..message.copy import FOR_ANOTHER_WORKER, publish_copy, why_not
 from ..message.header import VERSION, Delivery
 from . import claim as claims
 from .run_state import FINISHED

@@ -52,6 +52,7 @@ from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 
 from ..celery_compat import fail_as_body, is_retried, may_reject_when_done
+from ..core.backoff import AGAIN
 from ..core.events import Event, EventName
 from ..core.lease import Holder, Lease
 from ..core.locker import Locker
@@ -60,7 +61,7 @@ from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..instrumentation.sentry import close_check_in
 from ..key_queue.run_part import publish_next
 from ..message.claim import TASK_RUN, Claim
-from ..message.copy import AGAIN, why_not
+from ..message.copy import why_not
 from ..message.header import HEADER, Delivery
 from ..policy import OnLost, OnStoreError, Policy
 from ..run_feature import Ending, Feature

@@ -29,7 +29,9 @@ from ..instrumentation import EventPipe
 from ..key_queue.join import call_queue
 from ..key_queue.sweep import QueueSweep
 from ..message.header import mint_nonce
-from ..policy import OPTIONS, ConflictAction, OnDuplicate, Policy, Unique, seconds
+from ..on_conflict import CancelRunning, Queue
+from ..option_checks import seconds
+from ..policy import OPTIONS, OnDuplicate, Policy, Unique
 from ..publish.duplicate import RPC_CURE, sends_results_to_first_caller
 from ..publish.replace import check_replaceable
 from ..runtime import IN_MEMORY, Runtime, singleton_tasks
@@ -229,7 +231,7 @@ def task_problems(app: Celery, store: Store) -> Iterator[str]:
                 f"{task.name} has limit={policy.limit} and {other} has limit={limit}, but both are "
                 f"in scope {scope!r}: give them one limit, or two scopes"
             )
-        is_queued = policy.on_conflict.action is ConflictAction.QUEUE
+        is_queued = isinstance(policy.on_conflict, Queue)
         queued, other = queues.setdefault(scope, (is_queued, task.name))
         if queued is not is_queued:
             names = (task.name, other) if is_queued else (other, task.name)
@@ -288,9 +290,9 @@ def _check_capabilities(task: str, policy: Policy, store: Store) -> None:
             f"{task} has needs_fence=True, but the store ({able.name}) has no fencing tokens: "
             "choose a store that has, or drop needs_fence"
         )
-    if policy.on_conflict.action is ConflictAction.QUEUE:
+    if isinstance(policy.on_conflict, Queue):
         call_queue(task, store)
-    if policy.on_conflict.action is ConflictAction.CANCEL_RUNNING and store.newest_calls is None:
+    if isinstance(policy.on_conflict, CancelRunning) and store.newest_calls is None:
         raise SettingsError(
             f'{task} has on_conflict="cancel_running", but the store ({able.name}) does not keep '
             'the order of calls: use Redis, Valkey, Sentinel or Cluster, or on_conflict="wait"'
@@ -298,7 +300,7 @@ def _check_capabilities(task: str, policy: Policy, store: Store) -> None:
 
 
 def _is_queued(task: Any) -> bool:
-    return bool(task.singleton_policy().on_conflict.action is ConflictAction.QUEUE)
+    return isinstance(task.singleton_policy().on_conflict, Queue)
 
 
 def _warn_of_durations(task: Any, policy: Policy, settings: Settings) -> None:

@@ -120,7 +120,7 @@ def test_of_publishers_that_split_the_vote_one_has_the_claim(
                 token = tokens[number]
                 holder = lease_of(claim, token).holder
                 call = ClaimRequest(key=claim, token=token, holder=holder, ttl=60)
-                return all_stores[number].take_claim(call, timeout=5)
+                return all_stores[number].claims.take(call, timeout=5)
 
             replies = at_once(8, one)
             [winner] = [

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from typing import Final
 
+from celery_singleton_lock.on_conflict import ACTIONS
 from tests.harness.processes import ROOT
 
 PACKAGE: Final = "celery_singleton_lock"
@@ -50,7 +51,9 @@ def test_declaring_a_task_imports_neither_what_runs_it_nor_a_client() -> None:
     assert not {name for name in found if not name.startswith(PACKAGE)}
     assert {name.removeprefix(PACKAGE + ".") for name in found if name.startswith(PACKAGE)} == {
         PACKAGE,
-        *("core", "core.key", "errors", "option_names", "policy", "celery_compat"),
+        *("core", "core.backoff", "core.key", "errors", "option_checks", "option_names", "policy"),
+        *("celery_compat", "on_conflict", "on_conflict.rule"),
+        *(f"on_conflict.{ACTIONS[name].__module__.rpartition('.')[2]}" for name in ACTIONS),
         *("message", "message.arguments", "message.skipped"),
         *("task", "task.base", "task.decorator", "task.keywords", "task.signature"),
     }

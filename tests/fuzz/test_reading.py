@@ -22,7 +22,8 @@ from celery_singleton_lock.core.store import Relation
 from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.inspection import HeldKey
 from celery_singleton_lock.message.header import HEADER, SCHEDULED_AT_HEADER, Delivery
-from celery_singleton_lock.task.conflict import Outcome, decide, is_overtaken
+from celery_singleton_lock.on_conflict.rule import Outcome
+from celery_singleton_lock.task.conflict import decide, is_overtaken
 from celery_singleton_lock.worker.request import SingletonRequestMixin
 from tests.harness.keys import name_in_store
 

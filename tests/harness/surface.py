@@ -41,7 +41,8 @@ from celery_singleton_lock.instrumentation.worker_events import DROPPED_EVENTS
 from celery_singleton_lock.message.claim import Claim
 from celery_singleton_lock.message.header import HEADER, Delivery
 from celery_singleton_lock.message.skipped import skipped_value
-from celery_singleton_lock.policy import APP_OPTIONS, OPTIONS, ConflictAction, Policy, Unique
+from celery_singleton_lock.on_conflict import ACTIONS
+from celery_singleton_lock.policy import APP_OPTIONS, OPTIONS, Policy, Unique
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.serve.gauges import Gauges
 from celery_singleton_lock.serve.listener import Listener
@@ -188,7 +189,7 @@ def _class(name: str, cls: type, page: _Page) -> Iterator[str]:
         found = inspect.getattr_static(cls, member, None)
         if isinstance(found, (staticmethod, classmethod)):
             found = getattr(cls, member)
-        is_called = inspect.isfunction(found) or inspect.ismethod(found)
+        is_called = inspect.isfunction(found) or inspect.ismethod(found) or inspect.isclass(found)
         yield f"{name}.{member}{_signature(found) if is_called else ''}"
 
 
@@ -403,7 +404,7 @@ def _headers() -> Iterator[str]:
         key="key", unique=Unique.UNTIL_DONE, unique_for=1.0, arguments="", admitted_until=1.0
     )
     yield from (f"{HEADER}: field claim.{name}" for name in claim.to_header())
-    for action in ConflictAction:
+    for action in ACTIONS:
         written = json.dumps(OnConflict.of(action).to_header(), sort_keys=True)
         yield f"{HEADER}: options.on_conflict {written}"
 

@@ -29,8 +29,8 @@ from celery_singleton_lock import (
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.lease import Holder
 from celery_singleton_lock.instrumentation import log_event
+from celery_singleton_lock.on_conflict.rule import Outcome
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task.conflict import Outcome
 from celery_singleton_lock.testing import SingletonStore, hold_lock, lose_lease
 from example_project.private_server import PrivateServer
 from tests.harness.journal import Journal, Record

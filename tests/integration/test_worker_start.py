@@ -672,7 +672,7 @@ def error_of(kind: type[Exception], **named: Any) -> str:
             'on_conflict="queue" with debounce=5',
         ),
         (
-            {"on_conflict": OnConflict.retry(delay=90, max_delay=60)},
+            {"on_conflict": {"action": "retry", "delay": 90, "max_delay": 60}},
             ValueError,
             "max_delay=60.0 is shorter than delay=90.0",
         ),

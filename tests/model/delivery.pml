@@ -427,7 +427,7 @@ end:
       met = 0 }
 
 #ifdef CANCELS
-  /* The call is noted as the newest, and the body begins; or there is a newer call. [task/cancel_running.py CancelRunning.granted] [task/cancel_running.py CallOrder.note] [stores/redis/lua/newest_call.lua] */
+  /* The call is noted as the newest, and the body begins; or there is a newer call. [task/cancel_running.py CancelRunningFeature.granted] [task/cancel_running.py CallOrder.note] [stores/redis/lua/newest_call.lua] */
   :: d_step { child[me].at == GRANTED ->
       if
 #ifdef NOTED_IF_REFUSED
@@ -453,12 +453,12 @@ end:
       met = 0;
       requeue_copy(child[me].started) }
 
-  /* The lease of a call that did not begin is released. [task/cancel_running.py CancelRunning._end] [task/run.py TaskRun.end_for_good] */
+  /* The lease of a call that did not begin is released. [task/cancel_running.py CancelRunningFeature._end] [task/run.py TaskRun.end_for_good] */
   :: d_step { child[me].at == CANCELLED ->
       release(FREE, UNKNOWN);
       leave_soon() }
 
-  /* A refused call is noted as the newest, replaces a reservation, and waits; or there is a newer call. [task/cancel_running.py CancelRunning.refused] [task/cancel_running.py CallOrder.note] [task/cancel_running.py CallOrder.reservation] [stores/redis/lua/newest_call.lua] */
+  /* A refused call is noted as the newest, replaces a reservation, and waits; or there is a newer call. [task/cancel_running.py CancelRunningFeature.refused] [task/cancel_running.py CallOrder.note] [task/cancel_running.py CallOrder.reservation] [stores/redis/lua/newest_call.lua] */
   :: d_step { child[me].at == REFUSED ->
       if
       :: IS_OLDER ->
@@ -482,7 +482,7 @@ end:
         fi
       fi }
 
-  /* The holder finds a newer call, and its body ends, interrupted or not: REVOKED is stored under the lease. [core/heartbeat.py Heartbeat._poll_newest] [task/cancel_running.py CallOrder.watch] [task/cancel_running.py CancelRunning._end] [task/run.py TaskRun.end_for_good] */
+  /* The holder finds a newer call, and its body ends, interrupted or not: REVOKED is stored under the lease. [core/heartbeat.py Heartbeat._poll_newest] [task/cancel_running.py CallOrder.watch] [task/cancel_running.py CancelRunningFeature._end] [task/run.py TaskRun.end_for_good] */
   :: d_step { child[me].at == BODY && child[me].trusts && IS_OLDER ->
       done[MY(job)] = 1;
       child[me].at = STORED }

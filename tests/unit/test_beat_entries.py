@@ -30,7 +30,7 @@ RICH: dict[str, Any] = {
     "ttl": timedelta(seconds=20),
     "on_conflict": OnConflict.retry(timedelta(seconds=1), 2),
 }
-RULE = {"action": "retry", "delay": 1.0, "max_delay": 2.0, "max_wait": None, "timeout": 5.0}
+RULE = {"action": "retry", "delay": 1.0, "max_delay": 2.0, "max_wait": None}
 PLAIN = {"ttl": 20.0, "on_conflict": RULE}
 
 Start = Callable[..., LeaderMixin]

@@ -7,41 +7,42 @@ import pytest
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import Relation
 from celery_singleton_lock.message.header import Delivery
-from celery_singleton_lock.policy import ConflictAction, OnConflict
-from celery_singleton_lock.task.conflict import Decision, Outcome, decide
+from celery_singleton_lock.on_conflict import ACTIONS, OnConflict
+from celery_singleton_lock.on_conflict.rule import Decision, Outcome
+from celery_singleton_lock.task.conflict import decide
 
 NEW = Delivery(token=Token("t", 0, 0, "a1"))
 STARTED = Delivery(token=Token("t", 0, 0, "a1"), started=True)
 # What a call whose key is held for the first time comes to.
 OUTCOMES = {
-    ConflictAction.SKIP: Outcome.SKIP,
-    ConflictAction.REVOKE: Outcome.REVOKE,
-    ConflictAction.RAISE: Outcome.RAISE,
-    ConflictAction.RETRY: Outcome.REQUEUED,
-    ConflictAction.WAIT: Outcome.WAIT,
-    ConflictAction.CANCEL_RUNNING: Outcome.WAIT,
-    ConflictAction.QUEUE: Outcome.RAISE,  # only an eager call gets here
+    "skip": Outcome.SKIP,
+    "revoke": Outcome.REVOKE,
+    "raise": Outcome.RAISE,
+    "retry": Outcome.REQUEUED,
+    "wait": Outcome.WAIT,
+    "cancel_running": Outcome.WAIT,
+    "queue": Outcome.RAISE,  # only an eager call gets here
 }
-each_action = pytest.mark.parametrize("action", ConflictAction)
+each_action = pytest.mark.parametrize("action", ACTIONS)
 
 
 def decided(
-    relation: Relation, delivery: Delivery, action: ConflictAction, no_requeue: str | None = None
+    relation: Relation, delivery: Delivery, action: str, no_requeue: str | None = None
 ) -> Decision:
-    rule = OnConflict(action=action)
+    rule = OnConflict.of(action)
     return decide(relation, delivery, rule, no_requeue=no_requeue, wall=100.0, waited=0.0)
 
 
 @each_action
 def test_a_new_call_that_meets_another_is_treated_by_its_on_conflict(
-    action: ConflictAction,
+    action: str,
 ) -> None:
     assert decided(Relation.OTHER, NEW, action).outcome is OUTCOMES[action]
 
 
 @each_action
 def test_started_work_that_meets_another_is_requeued_and_keeps_its_claim(
-    action: ConflictAction,
+    action: str,
 ) -> None:
     decision = decided(Relation.OTHER, STARTED, action)
     assert (decision.outcome, decision.queues_claim) == (Outcome.REQUEUED, True)
@@ -51,7 +52,7 @@ def test_started_work_that_meets_another_is_requeued_and_keeps_its_claim(
 @each_action
 @pytest.mark.parametrize("relation", [Relation.EARLIER, Relation.DUPLICATE])
 def test_a_delivery_that_meets_its_own_attempt_is_requeued_and_leaves_the_claim_to_it(
-    action: ConflictAction, relation: Relation
+    action: str, relation: Relation
 ) -> None:
     decision = decided(relation, NEW, action)
     assert (decision.outcome, decision.queues_claim) == (Outcome.REQUEUED, False)
@@ -62,7 +63,7 @@ def test_a_delivery_that_meets_its_own_attempt_is_requeued_and_leaves_the_claim_
 @pytest.mark.parametrize("relation", [Relation.DONE, Relation.SUPERSEDED, Relation.LATER])
 @pytest.mark.parametrize("delivery", [NEW, STARTED], ids=["new", "started"])
 def test_a_delivery_whose_work_another_has_done_or_goes_on_with_is_dropped(
-    action: ConflictAction, relation: Relation, delivery: Delivery
+    action: str, relation: Relation, delivery: Delivery
 ) -> None:
     decision = decided(relation, delivery, action)
     assert (decision.outcome, decision.delivery) == (Outcome.DROP, delivery)
@@ -70,5 +71,5 @@ def test_a_delivery_whose_work_another_has_done_or_goes_on_with_is_dropped(
 
 @pytest.mark.parametrize("relation", [Relation.OTHER, Relation.EARLIER, Relation.DUPLICATE])
 def test_a_delivery_that_cannot_be_requeued_fails_and_says_why(relation: Relation) -> None:
-    decision = decided(relation, STARTED, ConflictAction.SKIP, "no queue")
+    decision = decided(relation, STARTED, "skip", "no queue")
     assert (decision.outcome, decision.reason) == (Outcome.RAISE, "no queue")

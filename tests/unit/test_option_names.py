@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from celery import Celery, Task
 
-from celery_singleton_lock import OnConflict, SingletonTask, TaskOptions, singleton_task
+from celery_singleton_lock import SingletonTask, TaskOptions, singleton_task
 from celery_singleton_lock.celery_compat import NEWER_OPTIONS
+from celery_singleton_lock.on_conflict import ACTIONS
 from celery_singleton_lock.option_names import OTHER_OPTIONS, suggestion
-from celery_singleton_lock.policy import OPTIONS, ConflictAction, OnDuplicate, OnLost, Unique
+from celery_singleton_lock.policy import OPTIONS, OnDuplicate, OnLost, Unique
 from celery_singleton_lock.settings import _NAMES, SettingsError, read_settings
 
 
@@ -115,7 +116,11 @@ def test_a_base_of_the_user_may_have_any_attribute(app: Celery) -> None:
 @pytest.mark.parametrize("name", sorted(OTHER_OPTIONS))
 def test_a_word_of_another_lock_is_no_option_of_ours_or_celery_s(name: str) -> None:
     assert name not in OPTIONS | set(TaskOptions.__annotations__)
-    known = OPTIONS | set(TaskOptions.__annotations__) | set(dir(OnConflict))
+    known = (
+        OPTIONS
+        | set(TaskOptions.__annotations__)
+        | {name for rule in ACTIONS.values() for name in rule.options()}
+    )
     for written in re.findall(r"(\w+)=", OTHER_OPTIONS[name]):
         assert written in known | {"timeout"}
 
@@ -148,7 +153,7 @@ def test_a_value_of_another_lock_is_refused_with_ours(
 
 
 def test_every_typo_of_one_letter_is_understood_and_only_as_that() -> None:
-    kinds: tuple[Any, ...] = (ConflictAction, OnDuplicate, OnLost, Unique)
+    kinds: tuple[Any, ...] = (ACTIONS, OnDuplicate, OnLost, Unique)
     for known in ([*OPTIONS], *([str(member) for member in kind] for kind in kinds)):
         for name in known:
             for at in range(1, len(name)):

@@ -17,7 +17,7 @@ from redis.connection import parse_url
 
 from celery_singleton_lock import SettingsError
 from celery_singleton_lock import settings as settings_module
-from celery_singleton_lock.policy import ConflictAction
+from celery_singleton_lock.on_conflict import OnConflict
 from celery_singleton_lock.settings import Settings, read_settings
 from celery_singleton_lock.stores import is_store_url, open_store
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -254,7 +254,7 @@ def test_djangos_spelling_is_read() -> None:
         CELERY_BROKER_URL=REDIS,
     )
     assert (chosen.policy.ttl, chosen.url) == (30, OTHER)
-    assert chosen.policy.on_conflict.action is ConflictAction.RETRY
+    assert chosen.policy.on_conflict == OnConflict.retry()
 
 
 def test_djangos_broker_is_found() -> None:

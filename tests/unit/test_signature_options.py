@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {
     "unique": Unique.UNTIL_DONE,
     "unique_for": timedelta(minutes=5),
 }
-RULE = {"action": "retry", "delay": 1.0, "max_delay": 2.0, "max_wait": None, "timeout": 5.0}
+RULE = {"action": "retry", "delay": 1.0, "max_delay": 2.0, "max_wait": None}
 PLAIN = {"ttl": 20.0, "on_conflict": RULE, "unique": "until_done", "unique_for": 300.0}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from ...errors import SettingsError
-from ...policy import seconds
+from ...option_checks import seconds
 from ..urls import StoreUrl
 
 _MIN_NODES: Final = 3
