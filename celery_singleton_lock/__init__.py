@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .message.skipped import is_skipped
     from .on_conflict import OnConflict
     from .policy import CallOptions
-    from .publish.apply_async import aclaim_and_send, claim_and_send
+    from .publish.by_name import aclaim_and_send, claim_and_send
     from .task.base import SingletonTask
     from .task.context import current_lease
     from .task.decorator import singleton_task
@@ -50,7 +50,7 @@ __all__ += ["lease_acquired", "lease_conflict", "lease_lost", "lease_released"]
 # No name may equal the name of its own module: importing the module elsewhere would replace it.
 _LATER = {
     **dict.fromkeys(__all__, "errors"),
-    **dict.fromkeys(("aclaim_and_send", "claim_and_send"), "publish.apply_async"),
+    **dict.fromkeys(("aclaim_and_send", "claim_and_send"), "publish.by_name"),
     **dict.fromkeys([name for name in __all__ if name.startswith("lease_")], "instrumentation"),
     "PER_TASK": "core.key",
     "CallOptions": "policy",

@@ -34,7 +34,7 @@ from ..core.outages import Outages
 from ..errors import SettingsError, StoreError
 from ..message.header import SCHEDULED_AT_HEADER
 from ..message.times import utc
-from ..publish.apply_async import claim_and_send
+from ..publish.by_name import claim_and_send
 from ..runtime import Runtime
 from ..worker.bootstep import exit_on_wrong_settings, why_no_leases
 from ..worker.other_prefix import PAGE, leases_elsewhere, text_of

@@ -29,14 +29,16 @@ from ..core.lease import Holder, Record, Token
 from ..core.store import ClaimRequest, Replaced, Store
 from ..errors import StoreError, StoreUnavailable
 from ..key_queue.join import Send
+from ..message.arguments import pack_arguments
 from ..message.claim import Claim
 from ..message.times import seconds_until
 from ..policy import OnDuplicate, Unique
 from ..runtime import Runtime
 from .call import PendingCall
 from .continuation import continues
+from .debounce import check_debounce, first_countdown
 from .duplicate import ENOUGH, answer, does_the_work_of, takes_over
-from .replace import Replacement
+from .replace import Replacement, check_replaceable
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -85,6 +87,32 @@ class Publication(PendingCall):
     newest: Replacement | None = None
     joins: bool = False
     waited: float = 0.0
+
+    def replace_arguments(
+        self, args: Any, kwargs: Any, serializer: str, *, through_others: bool = False
+    ) -> None:
+        """Let the queued message that has the claim get the arguments of this call.
+
+        The options get the countdown of a debounced message.
+
+        Args:
+            args, kwargs: The arguments of the call.
+            serializer: kombu's name of the call's serializer.
+            through_others: Whether a base class overrides the task's ``apply_async``.
+
+        Raises:
+            SettingsError: See :func:`check_replaceable`.
+            ValueError: The arguments are too large, or an option contradicts ``debounce``.
+        """
+        policy, options, runtime = self.policy, self.options, self.runtime
+        check_replaceable(self.task, runtime.store, through_others=through_others)
+        packed = pack_arguments(self.header["call"], args, kwargs, serializer, options)
+        if policy.debounce is not None:
+            check_debounce(self.task, policy, options, self.expires, runtime.app)
+            options["countdown"] = first_countdown(
+                policy.debounce, runtime.settings.longest_countdown
+            )
+        self.newest = Replacement(policy, packed)
 
     def publish(self, send: Send) -> AsyncResult[Any]:
         """Claim and ``send``, or answer with the call that has the claim.
@@ -208,19 +236,35 @@ class Publication(PendingCall):
 
     def _admit(self, claim: Claim, token: Token) -> Record | None:
         """Take the claim, or return the record of the call that has it."""
-        runtime, app = self.runtime, self.runtime.app
+        runtime, request = self.runtime, self._request(claim, token)
+        if request.arguments:
+            self.header["claim"]["admitted_until"] = request.holder.since + request.ttl
+        existing = _ask(runtime, request)
+        if runtime.outages.since:
+            runtime.outages.end(claim.key)
+        runtime.orphans.pop(claim.key, None)
+        if existing is None or claim.is_period:
+            return existing
+        asked_at = runtime.clock.now()
+        takes = takes_over(runtime, existing, request.holder, asks=self.waited < ENOUGH)
+        self.waited += runtime.clock.now() - asked_at
+        if not takes:
+            return existing
+        return _ask(runtime, replace(request, instead_of=existing.token))
+
+    def _request(self, claim: Claim, token: Token) -> ClaimRequest:
+        """The request for the claim of this call."""
+        runtime, app, newest = self.runtime, self.runtime.app, self.newest
         # If both are given, Celery uses the countdown.
         start = self.options.get("countdown") or self.options.get("eta")
         # With an ``expires`` that is no time, the claim ends at once, even if it can't be freed.
         delay = (seconds_until(start, app) or 0.0) if start else 0.0
-        newest = self.newest
-        arguments = "" if newest is None else Keyspace.arguments(claim.key, token.call_id)
-        due_in = 0.0 if newest is None else newest.due_in
         expires_in = None if self.expires is None else seconds_until(self.expires, app) or 0.0
+        arguments, due_in = "", 0.0
+        if newest is not None:
+            arguments, due_in = Keyspace.arguments(claim.key, token.call_id), newest.due_in
         ttl, wall = claim.admitted_for(max(delay, due_in), expires_in), runtime.clock.wall()
-        if self.joins:
-            ttl = min(ttl, _JOINS_WITHIN)
-        call = ClaimRequest(
+        return ClaimRequest(
             key=claim.key,
             token=token,
             holder=Holder(
@@ -231,28 +275,13 @@ class Publication(PendingCall):
                 since=wall,
                 expires=0.0 if expires_in is None else wall + expires_in,
             ),
-            ttl=ttl,
-            instead_of=runtime.orphans.get(claim.key, "") if runtime.orphans else "",
+            ttl=min(ttl, _JOINS_WITHIN) if self.joins else ttl,
+            instead_of=runtime.orphans.get(claim.key, ""),
             prolongs=not claim.is_period,
             wants_ttl=self.policy.on_duplicate is OnDuplicate.RAISE,
             arguments=arguments,
             due_in=due_in,
         )
-        if arguments:
-            self.header["claim"]["admitted_until"] = wall + call.ttl
-        existing = _ask(runtime, call)
-        if runtime.outages.since:
-            runtime.outages.end(claim.key)
-        if runtime.orphans:
-            runtime.orphans.pop(claim.key, None)
-        if existing is None or claim.is_period:
-            return existing
-        asked_at = runtime.clock.now()
-        takes = takes_over(runtime, existing, call.holder, asks=self.waited < ENOUGH)
-        self.waited += runtime.clock.now() - asked_at
-        if not takes:
-            return existing
-        return _ask(runtime, replace(call, instead_of=existing.token))
 
     def _send(self, claim: Claim, token: Token, send: Send) -> AsyncResult[Any]:
         """Publish the message that has the claim, or may have it: a reply of the store was lost."""

@@ -25,7 +25,7 @@ from celery_singleton_lock.message.header import (
     mint_nonce,
 )
 from celery_singleton_lock.policy import CALL_OPTIONS
-from celery_singleton_lock.publish.apply_async import _counting
+from celery_singleton_lock.publish.apply_async import counting
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -233,7 +233,7 @@ class Running:
     def publishes(self, **message: Any) -> Delivery:
         """How the message under the task's own id arrives."""
         header = add_header(message, task_id="t-1", options=None, running=self)
-        _counting(self, lambda task_id, options: None)("t-1", {})  # type: ignore[arg-type, return-value]
+        counting(self, lambda task_id, options: None)("t-1", {})  # type: ignore[arg-type, return-value]
         return Delivery.of(request(**message, **{HEADER: json.loads(json.dumps(header))}))
 
 
