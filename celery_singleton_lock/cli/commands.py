@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import chain, islice
@@ -26,10 +26,9 @@ from ..errors import SingletonLockError
 from ..inspection import AmbiguousKey, CallInQueue, Fate, Filter, HeldKey, SortBy
 from ..key_names import is_glob
 from ..runtime import Runtime
+from .act import Act, Outcome
 from .table import COLUMNS, aligned, holder_of, rows_of, shown, since_of, state_of
 
-# The words for `_confirm`.
-_RELEASE: Final = {"done": "released", "does": "releases"}
 # The risks of a release by an operator.
 _RISKS: Final = {
     True: "Its message stays where it is, and an equal call can be published as well.",
@@ -283,26 +282,41 @@ def cancel(
     """
     if bool(task_ids) == bool(key) or (first and not key):
         raise click.UsageError("give TASK_ID, or --key KEY, which --first restricts to one call")
+    act = Act("cancelled", "cancels", dry_run=dry_run, yes=yes, as_json=as_json)
     app = ctx.obj.app
     with progress(app):
-        if key:
-            calls = [call for call in _calls_of(app, key) if call.state != "running"]
-            calls = calls[:1] if first else calls
-        else:
-            wanted = {_task_id(app, name) for name in task_ids}
-            calls = [*inspection.find_calls(app, wanted)]
-    if calls and not (yes or dry_run):
-        question = f"Cancel {_these(len(calls), 'call')}?"
-        _confirm(calls_table(calls), question, as_json, done="cancelled", does="cancels")
+        calls, missing = _waiting(app, key, first=first) if key else _named(app, task_ids)
+    listed = calls_table(calls)
+    if calls:
+        act.confirm(listed, f"Cancel {_these(len(calls), 'call')}?")
     cancelled = {} if dry_run else _cancel_all(app, calls, reason)
-    _print_cancelled(calls, cancelled, as_json=as_json, dry_run=dry_run)
-    missing = sorted(wanted - {call.task_id for call in calls}) if task_ids else []
-    for name in missing:
-        click.echo(f"no such call waits in a queue: {shown(name)}", err=True)
-    if not (task_ids or calls):
-        click.echo("nothing waits", err=True)
-    is_found = bool(calls) and not missing
-    ctx.exit(0 if is_found and (dry_run or all(cancelled.values())) else 1)
+    outcomes = [
+        Outcome(
+            row_of_call(call),
+            shown(call.task_id),
+            cancelled.get(call.call_id, False),
+            f"not cancelled, it runs or has left the queue: {shown(call.task_id)}",
+        )
+        for call in calls
+    ]
+    succeeded = act.report(outcomes, listed)
+    for line in missing:
+        click.echo(line, err=True)
+    ctx.exit(0 if succeeded and not missing else 1)
+
+
+def _waiting(app: Celery, key: str, *, first: bool) -> tuple[list[CallInQueue], list[str]]:
+    """The calls that wait for ``key``, or only the first one; and the message that none does."""
+    calls = [call for call in _calls_of(app, key) if call.state != "running"]
+    return calls[:1] if first else calls, [] if calls else ["nothing waits"]
+
+
+def _named(app: Celery, names: Iterable[str]) -> tuple[list[CallInQueue], list[str]]:
+    """The calls of these tasks, and a message for each that is in no queue."""
+    wanted = {_task_id(app, name) for name in names}
+    calls = [*inspection.find_calls(app, wanted)]
+    missing = sorted(wanted - {call.task_id for call in calls})
+    return calls, [f"no such call waits in a queue: {shown(name)}" for name in missing]
 
 
 def _cancel_all(app: Celery, calls: Sequence[CallInQueue], reason: str) -> dict[str, bool]:
@@ -318,23 +332,6 @@ def _cancel_all(app: Celery, calls: Sequence[CallInQueue], reason: str) -> dict[
             text = f"{call.task_id} never runs, but its result is not stored yet: {exc}"
             raise click.ClickException(f"{text}. Cancel it again") from exc
     return cancelled
-
-
-def _print_cancelled(
-    calls: Sequence[CallInQueue], cancelled: Mapping[str, bool], *, as_json: bool, dry_run: bool
-) -> None:
-    if as_json:
-        rows = [
-            {**row_of_call(call), "cancelled": cancelled.get(call.call_id, False)} for call in calls
-        ]
-        click.echo(json.dumps(rows, indent=2))
-    elif dry_run and calls:
-        click.echo(f"{calls_table(calls)}\nnothing is cancelled: --dry-run")
-    elif not dry_run:
-        for call in calls:
-            done = cancelled[call.call_id]
-            outcome = "cancelled" if done else "not cancelled, it runs or has left the queue:"
-            click.echo(f"{outcome} {shown(call.task_id)}", err=not done)
 
 
 @click.command(cls=Command)
@@ -365,60 +362,65 @@ def release(
 
     Instead of KEY, --pattern, --scope, --task, --older-than and --waiting choose several keys.
     """
-    chosen, app = Filter(**conditions), ctx.obj.app
+    chosen = Filter(**conditions)
     if (key is None) == (chosen == Filter()):
         raise click.UsageError("give KEY, or options that choose keys, such as --scope")
-    if key is None:
-        if token:
-            raise click.UsageError("--token is for one KEY")
-        _release_all(ctx, chosen, reason, dry_run=dry_run, yes=yes, as_json=as_json)
+    act = Act("released", "releases", dry_run=dry_run, yes=yes, as_json=as_json)
+    if key is not None:
+        _release_one(ctx, act, key, token, reason)
+    elif token:
+        raise click.UsageError("--token is for one KEY")
+    else:
+        _release_all(ctx, act, chosen, reason)
+
+
+def _release_one(ctx: click.Context, act: Act, key: str, token: str | None, reason: str) -> None:
+    """Release one key, by ``token`` or by the one that was shown, and exit."""
+    app = ctx.obj.app
     with progress(app):
-        held = inspection.find_key(app, key or "")
-    name, freed = held.key if held else str(key), False
-    if held and not dry_run:
-        if not (yes or token):
-            question = f"{_RISKS[held.is_claim]} Release?"
-            answers = {**_RELEASE, "answers": "--yes or --token TOKEN"}
-            _confirm(describe(held), question, as_json, **answers)
-        freed = inspection.release(app, name, token or held.token, reason=reason)
-    if as_json:
-        click.echo(json.dumps({"key": name, "released": freed}))
-    elif held and dry_run:
+        held = inspection.find_key(app, key)
+    if held is None:
+        if act.as_json:
+            click.echo(json.dumps({"key": key, "released": False}))
+        click.echo(_free_or_misspelled(app, key), err=True)
+        ctx.exit(1)
+    if not token:
+        question = f"{_RISKS[held.is_claim]} Release?"
+        act.confirm(describe(held), question, answers="--yes or --token TOKEN")
+    freed = not act.dry_run and inspection.release(
+        app, held.key, token or held.token, reason=reason
+    )
+    if act.as_json:
+        click.echo(json.dumps({"key": held.key, "released": freed}))
+    elif act.dry_run:
         click.echo(f"{describe(held)}\nnot released: --dry-run")
     elif freed:
-        click.echo(f"released {name}")
-    elif held:
-        click.echo(f"not released: {name} is held by another token now", err=True)
-    if held is None:
-        click.echo(_free_or_misspelled(app, name), err=True)
-    ctx.exit(0 if freed or (held and dry_run) else 1)
+        click.echo(f"released {held.key}")
+    else:
+        click.echo(f"not released: {held.key} is held by another token now", err=True)
+    ctx.exit(0 if freed or act.dry_run else 1)
 
 
-def _release_all(
-    ctx: click.Context, chosen: Filter, reason: str, *, dry_run: bool, yes: bool, as_json: bool
-) -> None:
+def _release_all(ctx: click.Context, act: Act, chosen: Filter, reason: str) -> None:
     """Release the chosen keys, each by the token that was listed, and exit."""
     app = ctx.obj.app
     with progress(app):
         found = [*inspection.held_keys(app, chosen, report=report_foreign)]
-    if found and not (yes or dry_run):
-        lines = f"{table(found)}\n{_RISKS[False]}"
-        _confirm(lines, f"Release {_these(len(found), 'key')}?", as_json, **_RELEASE)
-    freed = {
-        held.key: not dry_run and inspection.release(app, held.key, held.token, reason=reason)
+    if not found:
+        click.echo("[]" if act.as_json else _nothing(chosen), err=not act.as_json)
+        ctx.exit(1)
+    listed = table(found)
+    act.confirm(f"{listed}\n{_RISKS[False]}", f"Release {_these(len(found), 'key')}?")
+    outcomes = [
+        Outcome(
+            {"key": held.key},
+            held.key,
+            not act.dry_run and inspection.release(app, held.key, held.token, reason=reason),
+            f"not released: {held.key} is held by another token now, or free",
+        )
         for held in found
-    }
-    if as_json:
-        rows = [{"key": key, "released": released} for key, released in freed.items()]
-        click.echo(json.dumps(rows, indent=2))
-    elif not found:
-        click.echo(_nothing(chosen), err=True)
-    elif dry_run:
-        click.echo(f"{table(found)}\nnothing is released: --dry-run")
-    for key, released in freed.items() if not (as_json or dry_run) else ():
-        changed = f"not released: {key} is held by another token now, or free"
-        click.echo(f"released {key}" if released else changed, err=not released)
-    ctx.exit(0 if found and (dry_run or all(freed.values())) else 1)
+    ]
+    ctx.exit(0 if act.report(outcomes, listed) else 1)
 
 
 @click.command(cls=Command)
@@ -459,23 +461,6 @@ def _nothing(chosen: Filter) -> str:
 
 def _these(number: int, noun: str) -> str:
     return f"this {noun}" if number == 1 else f"these {number} {noun}s"
-
-
-def _confirm(
-    what: str, question: str, as_json: bool, *, done: str, does: str, answers: str = "--yes"
-) -> None:
-    """Show ``what``, and ask. ``done`` and ``does`` name the act; ``answers`` are the options."""
-    if as_json:
-        raise click.UsageError(f"with --json give {answers}")
-    click.echo(what)
-    try:
-        confirmed = click.confirm(question)
-    except click.Abort:
-        # Standard input has ended, because there is no terminal.
-        message = f"no answer, so nothing is {done}; --yes {does} without asking"
-        raise click.ClickException(message) from None
-    if not confirmed:
-        raise click.Abort
 
 
 def report_foreign(key: str, reason: str) -> None:
