@@ -282,33 +282,48 @@ def _in_queue(facts: Facts) -> _Verdict | None:
     place = facts.place
     if place is None or facts.result.state == states.RETRY:
         return None
-    since, key = _ago(facts.now, place.since), place.key
     if place.state == "leaving":
-        text = f"It is taken out of the queue of {key}, and never begins. Its result follows."
-        return _Verdict(Fate.REVOKED, [text], key)
+        text = f"It is taken out of the queue of {place.key}, and never begins. Its result follows."
+        return _Verdict(Fate.REVOKED, [text], place.key)
     if place.has_begun:
-        text = (
-            f"It has begun, but its lease on {key} has ended: its worker died, or lost the store."
-        )
-        why = (
-            "A worker that checks the queue of the key publishes it again, or stores its "
-            "failure if "
-            "its message was acknowledged early."
-        )
-        if place.state == "published":
-            why = f"Its message was published again ({place.copies} times in all)."
-        return _Verdict(Fate.STARTED, [text, why], key)
-    holder = facts.others.get(key)
+        return _left_place(place)
+    holder = facts.others.get(place.key)
     if place.position > 1 or holder is not None:
-        text = f"It waits in the queue of {key}, as {_ordinal(place.position - 1)}{since}."
-        sentences = [text, *([f"Now {_has(facts, holder)}."] if holder else [])]
-        if (before := facts.before) is not None and (not holder or before.state != "running"):
-            sentences.append(f"Before it is {_call(before)} ({before.state}).")
-        return _Verdict(Fate.WAITING, sentences, key, _row(holder), holder)
-    text = f"It is the next call of {key}, which it joined{since}."
+        return _behind(facts, place, holder)
+    return _next_in_queue(facts, place)
+
+
+def _left_place(place: CallInQueue) -> _Verdict:
+    """It has begun by the message in the queue, and its lease is gone."""
+    text = (
+        f"It has begun, but its lease on {place.key} has ended: its worker died, or lost the store."
+    )
+    why = (
+        "A worker that checks the queue of the key publishes it again, or stores its failure if "
+        "its message was acknowledged early."
+    )
+    if place.state == "published":
+        why = f"Its message was published again ({place.copies} times in all)."
+    return _Verdict(Fate.STARTED, [text, why], place.key)
+
+
+def _behind(facts: Facts, place: CallInQueue, holder: HeldKey | None) -> _Verdict:
+    """It waits for ``holder``, or for the calls before it."""
+    since, before = _ago(facts.now, place.since), facts.before
+    sentences = [f"It waits in the queue of {place.key}, as {_ordinal(place.position - 1)}{since}."]
+    if holder is not None:
+        sentences.append(f"Now {_has(facts, holder)}.")
+    if before is not None and (holder is None or before.state != "running"):
+        sentences.append(f"Before it is {_call(before)} ({before.state}).")
+    return _Verdict(Fate.WAITING, sentences, place.key, _row(holder), holder)
+
+
+def _next_in_queue(facts: Facts, place: CallInQueue) -> _Verdict:
+    """Its key is free, and no call is before it."""
+    text = f"It is the next call of {place.key}, which it joined{_ago(facts.now, place.since)}."
     if place.state == "waiting":
         why = "Its message is published within seconds, by a worker that checks its queue."
-        return _Verdict(Fate.QUEUED, [text, why], key)
+        return _Verdict(Fate.QUEUED, [text, why], place.key)
     times = "once" if place.copies == 1 else f"{place.copies} times"
     why = (
         f"Its message was published {times}, with the routing key {place.routing_key!r}, and no "
@@ -319,7 +334,7 @@ def _in_queue(facts: Facts) -> _Verdict | None:
         found = [_unserved(facts, place.routing_key)]
     elif not found:
         found = ["All processes are busy, or no worker consumes that queue."]
-    return _Verdict(Fate.QUEUED, [text, why, *found], key)
+    return _Verdict(Fate.QUEUED, [text, why, *found], place.key)
 
 
 def _requeue(facts: Facts) -> _Verdict | None:

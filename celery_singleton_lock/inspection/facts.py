@@ -203,6 +203,11 @@ class Facts:
         is_silent = self.is_unanswered(held) or self.is_of_no_process(held)
         return held.is_dead or is_silent or self.overdue(held) > 0
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the task has a lease, and nothing says that its process is dead."""
+        return self.lease is not None and not self.may_be_dead(self.lease)
+
 
 def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
     """Read all facts. ``timeout``: seconds to wait for the replies of workers.
@@ -224,12 +229,11 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         place = find_call(app, task_id)
         result = _result(app, task_id)
     instead = _holder_in(result.value)
-    lease = next((held for held in stored.own if not held.is_claim), None)
-    claim = next((held for held in stored.own if held.is_claim), None)
+    claim = stored.claim
     facts = Facts(
         task_id=task_id,
         now=datetime.fromtimestamp(runtime.clock.wall(), UTC),
-        lease=lease,
+        lease=stored.lease,
         ttls={name: policy.ttl for name, policy in policies_by_task(app).items()},
         trusted=runtime.store.capabilities.trusted,
         claim=claim,
@@ -248,8 +252,7 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         visibility_timeout=runtime.settings.visibility_timeout,
     )
     facts = replace(facts, processes=workers.processes(_workers_to_ask(facts, instead)))
-    is_held = lease is not None and not facts.may_be_dead(lease)
-    if not (result.is_final or message or is_held):
+    if not (result.is_final or message or facts.is_held):
         broker = None if workers.broker_is_silent else _in_broker(app, task_id)
         facts = replace(facts, broker=broker, served=workers.served())
         if broker is not None and broker.taken_at is not None:
@@ -324,6 +327,14 @@ class _Stored:
     others: dict[str, HeldKey] = field(default_factory=dict)
     completions: list[AttemptRecord] = field(default_factory=list)
     released: OperatorRelease | None = None
+
+    @property
+    def lease(self) -> HeldKey | None:
+        return next((held for held in self.own if not held.is_claim), None)
+
+    @property
+    def claim(self) -> HeldKey | None:
+        return next((held for held in self.own if held.is_claim), None)
 
     @classmethod
     def of(cls, runtime: Runtime, task_id: str) -> _Stored:
