@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from ..errors import LockKeyError
@@ -85,6 +85,43 @@ _CLAIM: Final = (
     r"(0|[1-9][0-9]{0,4})\}:claim(?:\|[A-Za-z0-9._@/+*,=~%-]+){2}"
     rf":[^#{_CONTROL}{_WIDE}]*"
 )
+
+
+class CallQueueNames(NamedTuple):
+    """The names of the queue of the calls of one lock key, in the shard of that key.
+
+    Attributes:
+        queue: The calls in order.
+        calls: Their states and messages.
+        due: The keys of the shard whose queues are not empty, by the time of their next sweep.
+    """
+
+    queue: str
+    calls: str
+    due: str
+
+    @classmethod
+    def of(cls, key: str) -> CallQueueNames:
+        """The names for the lock ``key``."""
+        shard, _, name = key.partition("}:")
+        return cls(f"{shard}}}:queue|{name}", f"{shard}}}:calls|{name}", f"{shard}}}:due")
+
+    @staticmethod
+    def include(name: str) -> bool:
+        """Whether ``name`` is one of these three of any key."""
+        return "}:queue|" in name or "}:calls|" in name or name.endswith("}:due")
+
+    @property
+    def last_number(self) -> str:
+        """The number of the last call that joined a queue in the shard."""
+        return f"{Keyspace.shard(self.due)}:number"
+
+    def ended(self, call_id: str) -> str:
+        """The completion record of a call (``Token.call_id``) of this queue.
+
+        Its next attempt may be in the queue of another key.
+        """
+        return f"{self.queue.replace('}:queue|', '}:ended|', 1)}|{call_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +200,7 @@ class Keyspace:
     @staticmethod
     def stays(key: str) -> bool:
         """Whether ``key`` never expires: a counter, the number of shards, or a queue of calls."""
-        return key.endswith(("}:fence", "}:number", ":0}:shards")) or Keyspace._is_call_queue(key)
+        return key.endswith(("}:fence", "}:number", ":0}:shards")) or CallQueueNames.include(key)
 
     @staticmethod
     def last_run(leader: str, entry: str) -> str:
@@ -194,26 +231,6 @@ class Keyspace:
         return f"{shard}}}:line|{name.partition('#')[0]}"
 
     @staticmethod
-    def call_queue(key: str) -> list[str]:
-        """The queue of the calls of ``key``, their states and messages, the shard's due set."""
-        shard, _, name = key.partition("}:")
-        return [f"{shard}}}:queue|{name}", f"{shard}}}:calls|{name}", f"{shard}}}:due"]
-
-    @staticmethod
-    def last_number(key: str) -> str:
-        """The number of the last call that joined a queue in the shard of ``key``."""
-        return f"{Keyspace.shard(key)}:number"
-
-    @staticmethod
-    def ended(key: str, call_id: str) -> str:
-        """The completion record of a call (``Token.call_id``) of the queue of ``key``.
-
-        Its next attempt may be in the queue of another key.
-        """
-        shard, _, name = key.partition("}:")
-        return f"{shard}}}:ended|{name}|{call_id}"
-
-    @staticmethod
     def newest_call(key: str) -> str:
         """The newest call of ``key`` under ``on_conflict="cancel_running"``."""
         shard, _, name = key.partition("}:")
@@ -236,11 +253,7 @@ class Keyspace:
     @staticmethod
     def is_queue(name: str) -> bool:
         """Whether ``name`` is a wait queue, its handoff tokens, or a queue of calls: no string."""
-        return "}:line|" in name or Keyspace._is_call_queue(name)
-
-    @staticmethod
-    def _is_call_queue(name: str) -> bool:
-        return "}:queue|" in name or "}:calls|" in name or name.endswith("}:due")
+        return "}:line|" in name or CallQueueNames.include(name)
 
     @staticmethod
     def claim(task: str, key: str) -> str:

@@ -23,7 +23,7 @@ from celery_singleton_lock.core.call_queue import (
     Removal,
 )
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.key import CallQueueNames, Keyspace
 from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.store import (
     CompletionState,
@@ -929,7 +929,7 @@ def client(server: Any) -> Iterator[redis.Redis]:
 
 def due_in(calls: Calls, client: redis.Redis) -> int | None:
     """Seconds until the next sweep; None: there is none."""
-    at: Any = client.zscore(Keyspace.call_queue(calls.key)[-1], calls.key)
+    at: Any = client.zscore(CallQueueNames.of(calls.key).due, calls.key)
     now, _ = client.time()
     return None if at is None else round(at / 1000 - now)
 
@@ -960,7 +960,7 @@ def test_an_empty_queue_leaves_nothing_but_completion_record(
         on_server.end(token)
     on_server.queue.defer(on_server.key, seconds=SHORT, timeout=TIMEOUT)
     assert due_in(on_server, client) is None
-    assert client.exists(*Keyspace.call_queue(on_server.key)[:2]) == 0
+    assert client.exists(*CallQueueNames.of(on_server.key)[:2]) == 0
 
 
 def test_calls_whose_states_were_lost_hold_up_no_others(
@@ -968,14 +968,14 @@ def test_calls_whose_states_were_lost_hold_up_no_others(
 ) -> None:
     """Part of the data was deleted, or evicted."""
     on_server.joined(2)
-    client.delete(Keyspace.call_queue(on_server.key)[1])
+    client.delete(CallQueueNames.of(on_server.key).calls)
     after = new_token()
     on_server.join(after)
     on_server.queue.defer(on_server.key, seconds=0.0, timeout=TIMEOUT)
     assert of(after, on_server.hinted_by_sweep())
     on_server.begin(after)
     on_server.end(after)
-    assert client.exists(on_server.key, *Keyspace.call_queue(on_server.key)[:2]) == 0
+    assert client.exists(on_server.key, *CallQueueNames.of(on_server.key)[:2]) == 0
 
 
 def test_the_keys_of_a_queue_are_none_of_other_programs(
@@ -984,7 +984,7 @@ def test_the_keys_of_a_queue_are_none_of_other_programs(
     first, _ = on_server.joined(2)
     on_server.begin(first)
     shard = Keyspace.shard(on_server.key)
-    beside = {Keyspace.last_number(on_server.key), *Keyspace.call_queue(on_server.key)}
+    beside = {CallQueueNames.of(on_server.key).last_number, *CallQueueNames.of(on_server.key)}
     assert client.exists(*beside) == 4
     found = dict(on_server.store.operators.foreign_keys(f"{shard.replace('{', '[{]')}:*"))
     assert beside.isdisjoint(found), found
@@ -1013,7 +1013,10 @@ def test_an_end_is_known_for_a_week_if_a_message_was_published_twice(
     for token in (first, second):
         on_server.begin(token)
         on_server.end(token)
-    ttls = [client.ttl(Keyspace.ended(on_server.key, token.call_id)) for token in (first, second)]
+    ttls = [
+        client.ttl(CallQueueNames.of(on_server.key).ended(token.call_id))
+        for token in (first, second)
+    ]
     assert ttls == pytest.approx([7 * DAY, DAY], abs=5)
 
 
@@ -1028,7 +1031,7 @@ def test_an_end_is_known_for_a_week_if_the_broker_may_have_a_message_that_it_ref
     assert of(token, on_server.hinted_by_sweep())
     on_server.begin(token)
     on_server.end(token)
-    known_for = client.ttl(Keyspace.ended(on_server.key, token.call_id))
+    known_for = client.ttl(CallQueueNames.of(on_server.key).ended(token.call_id))
     assert known_for == pytest.approx(7 * DAY if perhaps else DAY, abs=5)
 
 
@@ -1039,7 +1042,10 @@ def test_an_end_without_a_body_is_known_for_a_week_as_well(
     on_server.hinted_by_sweep()
     for token in (first, second):
         on_server.remove(token)
-    ttls = [client.ttl(Keyspace.ended(on_server.key, token.call_id)) for token in (first, second)]
+    ttls = [
+        client.ttl(CallQueueNames.of(on_server.key).ended(token.call_id))
+        for token in (first, second)
+    ]
     assert ttls == pytest.approx([7 * DAY, DAY], abs=5)
 
 
@@ -1058,7 +1064,7 @@ def test_a_queue_is_due_if_the_server_s_clock_was_set_back(
 ) -> None:
     on_server.key = Keyspace("set-back").lock("contract", "k")  # in a shard of its own
     on_server.joined(1)
-    due = Keyspace.call_queue(on_server.key)[-1]
+    due = CallQueueNames.of(on_server.key).due
     client.zadd(due, {on_server.key: (client.time()[0] + 30 * DAY) * 1000})
     assert on_server.is_due()
 
@@ -1069,7 +1075,7 @@ def test_a_number_is_given_once_though_the_queue_was_empty_meanwhile(
     numbers = []
     for _ in range(3):
         (token,) = on_server.joined(1)
-        numbers.append(int(client.get(Keyspace.last_number(on_server.key)) or 0))  # type: ignore[arg-type]
+        numbers.append(int(client.get(CallQueueNames.of(on_server.key).last_number) or 0))  # type: ignore[arg-type]
         on_server.begin(token)
         on_server.end(token)
     assert numbers == sorted(set(numbers))

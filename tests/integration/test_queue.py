@@ -31,7 +31,7 @@ from kombu.exceptions import OperationalError
 from celery_singleton_lock import SettingsError, claim_and_send, hold, inspection, singleton_task
 from celery_singleton_lock.core.call_queue import Remove
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.key import CallQueueNames, Keyspace
 from celery_singleton_lock.core.process import identity_of_this_process
 from celery_singleton_lock.errors import (
     LockConflict,
@@ -98,7 +98,7 @@ def kill(stage: Stage, pid: int) -> None:
 
 def in_queue(stage: Stage, name: str, task: Any = None) -> int:
     key = (task or stage.app.early).lock_key(name, 0)
-    return int(stage.redis.zcard(Keyspace.call_queue(key)[0]))
+    return int(stage.redis.zcard(CallQueueNames.of(key).queue))
 
 
 def messages(stage: Stage, name: str) -> int:
@@ -351,7 +351,7 @@ def test_a_sweep_passes_over_a_queue_that_it_can_not_read(
     for each in (unreadable, other):
         stage.app.early.apply_async((each, 0), queue=name)
     key = stage.app.early.lock_key(unreadable, 0)
-    queue, calls, due = Keyspace.call_queue(key)
+    queue, calls, due = CallQueueNames.of(key)
     make_due(stage, unreadable)
     stage.redis.delete(name, calls)
     stage.redis.set(calls, "no hash")

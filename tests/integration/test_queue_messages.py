@@ -21,7 +21,7 @@ from celery.exceptions import TaskRevokedError, WorkerLostError
 from kombu import Connection, Exchange, Queue
 
 from celery_singleton_lock import inspection
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.key import CallQueueNames
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.key_queue.sweep import QueueSweep
 from celery_singleton_lock.runtime import Runtime
@@ -141,7 +141,7 @@ def replaced_by(stage: Stage, name: str, acknowledged: str, canvas: Any) -> list
 def wait_until_gone(stage: Stage, name: str) -> None:
     """Neither a call nor a lease is left of a key."""
     key = stage.app.early.lock_key(name, 0)
-    names = [key, *Keyspace.call_queue(key)[:2]]
+    names = [key, *CallQueueNames.of(key)[:2]]
     wait_until(lambda: not stage.redis.exists(*names), f"{name} is free, and its queue empty")
 
 

@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import inspection
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.key import CallQueueNames
 from celery_singleton_lock.inspection import Explanation, Fate
 from celery_singleton_lock.serve.readings import Readings
 from example_project.private_server import PrivateServer
@@ -454,7 +454,7 @@ def test_a_call_whose_message_can_not_be_read_is_cancelled_with_a_result(
     place = inspection.find_call(stage.app.app, call.id)
     assert place is not None
     field = f"+{place.call_id}"
-    assert stage.redis.hset(Keyspace.call_queue(key)[1], field, "{}") == 0, "it was there"
+    assert stage.redis.hset(CallQueueNames.of(key).calls, field, "{}") == 0, "it was there"
     place = inspection.find_call(stage.app.app, call.id)
     assert place is not None
     assert place.task == ""

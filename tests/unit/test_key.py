@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
 
 from celery_singleton_lock import PER_TASK, LockKeyError
-from celery_singleton_lock.core.key import KeyMaker, Keyspace, digest, stored_names
+from celery_singleton_lock.core.key import CallQueueNames, KeyMaker, Keyspace, digest, stored_names
 
 KEYSPACE = Keyspace("p")
 
@@ -408,11 +408,11 @@ def test_a_global_prefix_is_literally_in_front_of_every_name(start: str) -> None
     bare, keyspace = Keyspace("p", 256), Keyspace("p", 256, start)
     one = keyspace.lock("s", "42")
     assert one == start + bare.lock("s", "42")
-    claim = keyspace.claim("t", one)
+    claim, queue = keyspace.claim("t", one), CallQueueNames.of(one)
     beside = [
         *(keyspace.fence(one), keyspace.completion(one, "t|0.0"), keyspace.note(one), claim),
         *(keyspace.period("t", one), keyspace.arguments(claim, "t"), keyspace.wait_queue(one)),
-        *(*keyspace.call_queue(one), keyspace.last_number(one), keyspace.ended(one, "t")),
+        *(*queue, queue.last_number, queue.ended("t")),
         *(keyspace.newest_call(one), keyspace.shards_note(one), *keyspace.slots(one, 3)),
         *(keyspace.last_run(keyspace.leader("b"), "e"), *keyspace.all_shards()),
         *(*keyspace.beside_acquire(one, "t|0.0"), *keyspace.beside_release(one, "t|0.0")),

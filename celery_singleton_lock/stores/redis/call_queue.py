@@ -16,7 +16,7 @@ from ...core.call_queue import (
     Removal,
     Remove,
 )
-from ...core.key import Keyspace
+from ...core.key import CallQueueNames, Keyspace
 from ...core.store import QueuedRelease, ReleaseReply
 from . import scripts
 from .connection import OPERATOR_TIMEOUT
@@ -41,8 +41,8 @@ class RedisCallQueue(CallQueue):
         most = scripts.ANY_NUMBER if request.max_waiting is None else f"{request.max_waiting}"
         ordinal = [f"{token.nesting}", f"{token.retries}", f"{request.sequence}"]
         arguments = [token.call_id, *ordinal, "1" if request.late else "0", request.message, most]
-        keys = [key, *Keyspace.call_queue(key), Keyspace.last_number(key)]
-        keys.append(Keyspace.ended(key, token.call_id))
+        names = CallQueueNames.of(key)
+        keys = [key, *names, names.last_number, names.ended(token.call_id)]
         if request.claim:
             keys.append(request.claim)
             arguments.append(scripts.milliseconds(request.claim_ttl))
@@ -52,7 +52,7 @@ class RedisCallQueue(CallQueue):
         return Place(place.decode()), int(depth[0]) if depth else 0
 
     def position(self, key: str, call_id: str, *, timeout: float) -> int | None:
-        command = scripts.QUEUE_POSITION.command([Keyspace.call_queue(key)[0]], [call_id])
+        command = scripts.QUEUE_POSITION.command([CallQueueNames.of(key).queue], [call_id])
         found: int | None = self._runner.run_checked(command, timeout)
         return found
 
@@ -63,7 +63,7 @@ class RedisCallQueue(CallQueue):
     def depths(self, keys: Sequence[str], *, timeout: float) -> list[Depth]:
         if not keys:
             return []
-        queues = [name for key in keys for name in Keyspace.call_queue(key)[:2]]
+        queues = [name for names in map(CallQueueNames.of, keys) for name in names[:2]]
         found = self._runner.run(scripts.QUEUE_DEPTHS.command(queues), timeout)
         return [
             Depth(waiting=waiting, oldest_at=_time_of(number[0]) if number else None)
@@ -74,7 +74,7 @@ class RedisCallQueue(CallQueue):
         self, key: str, *, first: int = 0, most: int, messages: bool = True, timeout: float
     ) -> list[QueuedCall]:
         arguments = [f"{first}", f"{first + most - 1}", "1" if messages else "0"]
-        command = scripts.QUEUE_CALLS.command([key, *Keyspace.call_queue(key)], arguments)
+        command = scripts.QUEUE_CALLS.command([key, *CallQueueNames.of(key)], arguments)
         return [
             QueuedCall(
                 key=key,
@@ -97,7 +97,7 @@ class RedisCallQueue(CallQueue):
 
     def sweep(self, key: str, *, timeout: float) -> tuple[bool, Hint] | None:
         reply = self._runner.run_checked(
-            scripts.QUEUE_SWEEP.command([key, *Keyspace.call_queue(key)]), timeout
+            scripts.QUEUE_SWEEP.command([key, *CallQueueNames.of(key)]), timeout
         )
         return (reply[0] == b"lost", _hint_of(key, reply[1:])) if reply else None
 
@@ -113,7 +113,7 @@ class RedisCallQueue(CallQueue):
         call_id = unpublished.call_id if unpublished else ""
         # Not at least 1 ms, as a ttl: a sweep that follows at once finds the key due.
         arguments = [str(round(seconds * 1000)), call_id, "1" if perhaps else "0"]
-        command = scripts.QUEUE_DEFER.command([key, *Keyspace.call_queue(key)], arguments)
+        command = scripts.QUEUE_DEFER.command([key, *CallQueueNames.of(key)], arguments)
         self._runner.run_checked(command, timeout)
 
     def leave(self, key: str, call_id: str, *, timeout: float) -> Removal | Hint:
@@ -134,7 +134,8 @@ class RedisCallQueue(CallQueue):
     def _remove(
         self, step: str, key: str, call_id: str, arguments: Sequence[str], timeout: float
     ) -> Sequence[Any]:
-        keys = [key, *Keyspace.call_queue(key), Keyspace.ended(key, call_id)]
+        names = CallQueueNames.of(key)
+        keys = [key, *names, names.ended(call_id)]
         command = scripts.QUEUE_REMOVE.command(keys, [call_id, step, *arguments])
         reply: Sequence[Any] = self._runner.run_checked(command, timeout)
         return reply

@@ -15,7 +15,7 @@ from importlib.resources.abc import Traversable
 from operator import attrgetter
 from typing import Any, Final
 
-from ...core.key import Keyspace
+from ...core.key import CallQueueNames, Keyspace
 from ...core.lease import Kind, Lease, LossReason, Token
 from ...core.store import (
     RENEWED,
@@ -140,9 +140,8 @@ def acquire_command(request: Acquire, fence_base: str) -> Command:
 
 def _queued_acquire(words: Sequence[Any], request: Acquire) -> Command:
     assert isinstance(request, QueuedAcquire)
-    key = request.slots[0]
-    keys = [*Keyspace.call_queue(key), Keyspace.last_number(key)]
-    keys.append(Keyspace.ended(key, request.token.call_id))
+    names = CallQueueNames.of(request.slots[0])
+    keys = [*names, names.last_number, names.ended(request.token.call_id)]
     most = ANY_NUMBER if request.most_begins is None else f"{request.most_begins}"
     arguments = ["1" if request.late else "0", most, f" {' '.join(request.asked)} "]
     return _with_queue(words, QUEUE_ACQUIRE, keys, arguments)
@@ -185,12 +184,12 @@ def release_command(request: Release) -> Command:
 
 def queued_release_command(request: QueuedRelease) -> Command:
     """The run of ``queue_release.lua``."""
-    key, task = request.keys[0], request.token.call_id
+    names = CallQueueNames.of(request.keys[0])
     ttl = "" if request.ended_ttl is None else milliseconds(request.ended_ttl)
     begun = "1" if request.has_begun else "0"
     may_return_from = first_open_of(request.token, request.may_return_from)
     arguments = [ttl, f"{request.due_in * 1000:.0f}", begun, may_return_from]
-    keys = [*Keyspace.call_queue(key), Keyspace.ended(key, task)]
+    keys = [*names, names.ended(request.token.call_id)]
     return _with_queue(release_command(request), QUEUE_RELEASE, keys, arguments)
 
 
