@@ -53,7 +53,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
@@ -67,6 +66,7 @@ from .clock import Clock
 from .events import EventName, Events
 from .key import Keyspace
 from .lease import Lease, Loss, LossReason, Token, reason_of_loss, trust_of
+from .newest_call_polls import NewestCallPolls
 from .outages import Outages
 from .store import NewestCall, Renewal, Store
 
@@ -150,8 +150,7 @@ class Heartbeat:
         # When the thread wakes for the event of an asynchronous release. It keeps this time if the
         # release is confirmed before: then a busy process wakes it once, not for each release.
         self._report_at = _FOREVER
-        # The leases that a newer call may cancel.
-        self._watches: dict[Lease, _Watch] = {}
+        self._polls = NewestCallPolls(store, clock)
         self._alarm = make_alarm()
         store.watch_connections(self._alarm)
         # The time of the last renewal that the end of a connection caused.
@@ -193,16 +192,14 @@ class Heartbeat:
         lease.end()
 
     def watch(self, lease: Lease, within: float, on_newest: Callable[[NewestCall], None]) -> None:
-        """Look every ``within`` seconds for the newest call of the key, until the lease ends.
+        """Poll every ``within`` seconds for the newest call of the key, until the lease ends.
 
         Args:
             lease: A lease that is being renewed.
             within: Seconds.
-            on_newest: Called on the heartbeat's thread with the newest call, at each look.
+            on_newest: Called on the heartbeat's thread with the newest call, at each poll.
         """
-        watch = _Watch(within, on_newest, self._clock.now() + within)
-        self._watches[lease] = watch
-        if watch.due < self._wakes_at:
+        if self._polls.watch(lease, within, on_newest) < self._wakes_at:
             self._alarm.ring()
 
     def lose(self, lease: Lease) -> None:
@@ -290,8 +287,8 @@ class Heartbeat:
             self._renew(batch)
             self._declare_overdue()
         self._collect()
-        if self._watches:
-            self._poll_newest()
+        if self._polls.poll(self._leases, self._patience):
+            self._declare_overdue()
         now = self._clock.now()
         # A lease that is added from here on wakes the thread, unless the snapshot below has it: its
         # sweep_at is compared with _wakes_at after the lease is in _leases.
@@ -302,8 +299,7 @@ class Heartbeat:
             for lease in leases:
                 # The worker parent has extended the deadline, or max_hold has ended renewal.
                 _plan(lease, lease.due, now)
-        watched = [watch.due for watch in list(self._watches.values())]
-        times = [*self._let_go.values(), *watched, *map(_SWEEP_AT, leases)]
+        times = [*self._let_go.values(), *self._polls.due_times(), *map(_SWEEP_AT, leases)]
         if now < self._report_at < _FOREVER:
             times.append(self._report_at)
         # If there is no lease, this thread wakes once more, when the renewal of a lease that is
@@ -343,31 +339,6 @@ class Heartbeat:
                 releases.drain(timeout=self._patience(now, overdue, _WAITS))
         except Exception:
             logger.exception("singleton: draining asynchronous releases failed")
-        self._declare_overdue()
-
-    def _poll_newest(self) -> None:
-        """Look for the newest calls of all watched leases if one is due: one command, not many."""
-        now = self._clock.now()
-        for lease in [one for one in list(self._watches) if one not in self._leases]:
-            del self._watches[lease]
-        watches, newest_calls = dict(self._watches), self._store.newest_calls
-        if (
-            newest_calls is None
-            or min([watch.due for watch in watches.values()], default=_FOREVER) > now
-        ):
-            return
-        for watch in watches.values():
-            watch.due = now + watch.within
-        keys = [lease.key for lease in watches]
-        try:
-            found = newest_calls.of(keys, timeout=self._patience(now))
-            for watch, newest in zip(watches.values(), found, strict=True):
-                if newest is not None:
-                    watch.on_newest(newest)
-        except StoreError:
-            pass  # the renewals report a store that does not answer; the next look is soon
-        except Exception:
-            logger.exception("singleton: looking for newer calls failed")
         self._declare_overdue()
 
     def _snapshot(self) -> list[Lease]:
@@ -563,15 +534,6 @@ class Heartbeat:
         except Exception:
             logger.exception("singleton: the heartbeat can't sleep; it checks once a second")
             self._clock.sleep(_PAUSE_AFTER_FAILURE)
-
-
-@dataclass(slots=True)
-class _Watch:
-    """See `Heartbeat.watch`. ``due`` is the time of the next look."""
-
-    within: float
-    on_newest: Callable[[NewestCall], None]
-    due: float
 
 
 def notes_on(store: Store, leases: Sequence[Lease], timeout: float) -> list[str | None]:

@@ -482,7 +482,7 @@ end:
         fi
       fi }
 
-  /* The holder finds a newer call, and its body ends, interrupted or not: REVOKED is stored under the lease. [core/heartbeat.py Heartbeat._poll_newest] [task/cancel_running.py CallOrder.watch] [task/cancel_running.py CancelRunningFeature._end] [task/run.py TaskRun.end_for_good] */
+  /* The holder finds a newer call, and its body ends, interrupted or not: REVOKED is stored under the lease. [core/newest_call_polls.py NewestCallPolls.poll] [task/cancel_running.py CallOrder.watch] [task/cancel_running.py CancelRunningFeature._end] [task/run.py TaskRun.end_for_good] */
   :: d_step { child[me].at == BODY && child[me].trusts && IS_OLDER ->
       done[MY(job)] = 1;
       child[me].at = STORED }

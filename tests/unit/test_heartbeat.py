@@ -1027,6 +1027,14 @@ def test_a_look_that_fails_is_repeated_and_ends_no_renewal(
     assert not lease.lost
 
 
+def test_a_store_without_newest_calls_keeps_the_heartbeat_asleep(bench: Bench) -> None:
+    """An eager call of a task with ``on_conflict="cancel_running"`` has such a store."""
+    assert bench.store.newest_calls is None
+    bench.heartbeat.watch(bench.hold(), 1.0, lambda newest: None)
+    bench.clock.advance(1.0)
+    assert bench.heartbeat.sweep() == pytest.approx(1.0)
+
+
 def test_a_closed_heartbeat_renews_what_is_held_and_what_is_added_later_then_ends() -> None:
     clock = SystemClock()
     store = FlakyStore(clock)
