@@ -536,39 +536,56 @@ def _renew(draft: Draft, lease: Lease) -> Renewal:
 
 
 def _release(draft: Draft, request: Release, completion_key: str) -> ReleaseReply:
-    """Delete the keys that the token holds, or change their kind. Keep keys of other tokens."""
-    reply, holder, dying = ReleaseReply.NOT_OURS, Holder(), False
+    """Release the keys that the token holds, and what ends with them: claim, completion record."""
+    reply, own = _release_keys(draft, request)
+    # The worker parent has reported the end of a dying holder, and knows whether its message comes
+    # back.
+    keeps_claim = own is not None and own.kind is not Kind.DYING and reply is ReleaseReply.OURS
+    if request.claim is not None and (
+        keeps_claim or (reply is not ReleaseReply.DUPLICATE and request.claim.phase is None)
+    ):
+        holder = Holder() if own is None else own.holder
+        draft.change_claim(request.claim, request.token.call_id, holder=holder)
+    if reply is ReleaseReply.OURS and request.completion is None:
+        return reply  # The completion record need not be read: nothing depends on it.
+    return _complete(draft, request, completion_key, reply)
+
+
+def _release_keys(draft: Draft, request: Release) -> tuple[ReleaseReply, Record | None]:
+    """Delete the keys that the token holds, or change their kind. Keep keys of other tokens.
+
+    Returns:
+        The reply, and the last record of the token; None: it holds no key.
+    """
+    reply, own = ReleaseReply.NOT_OURS, None
     for key in request.keys:
         record = draft.record(key)
         if record is not None and record.token == str(request.token):
-            reply, holder, dying = ReleaseReply.OURS, record.holder, record.kind is Kind.DYING
+            reply, own = ReleaseReply.OURS, record
             if record.kind in (Kind.LEASE, Kind.DYING):
                 draft.changes[key] = _remainder(record, request)
         elif record is not None and record.token.startswith(f"{request.token.attempt}|"):
             reply = ReleaseReply.DUPLICATE
-    # The worker parent has reported the end of a dying holder, and knows whether its message comes
-    # back.
-    keeps_claim = reply is ReleaseReply.OURS and not dying
-    if request.claim is not None and (
-        keeps_claim or (reply is not ReleaseReply.DUPLICATE and request.claim.phase is None)
-    ):
-        draft.change_claim(request.claim, request.token.call_id, holder=holder)
-    if reply is ReleaseReply.OURS and request.completion is None:
-        return reply  # The completion record need not be read: nothing depends on it.
+    return reply, own
+
+
+def _complete(
+    draft: Draft, request: Release, completion_key: str, reply: ReleaseReply
+) -> ReleaseReply:
+    """Write the completion record of the attempt, unless it is done.
+
+    Returns:
+        ``reply``, or that another delivery has finished the attempt.
+    """
     completion = draft.value(completion_key, Completion)
-    done = completion is not None and completion.state is CompletionState.DONE
-    is_ours = completion is not None and completion.nonce == request.token.nonce
-    if done and not is_ours and reply is not ReleaseReply.OURS:
-        reply = ReleaseReply.DONE
+    if completion is not None and completion.state is CompletionState.DONE:
+        is_ours = completion.nonce == request.token.nonce or reply is ReleaseReply.OURS
+        return reply if is_ours else ReleaseReply.DONE
     # DONE is sent when Celery has stored the outcome, so it holds for duplicates too: the request
     # may have got no reply before the lease ended, and a duplicate that has the key now may never
     # begin.
     is_over = request.completion is CompletionState.DONE
-    if (
-        request.completion is not None
-        and not done
-        and (is_over or reply is not ReleaseReply.DUPLICATE)
-    ):
+    if request.completion is not None and (is_over or reply is not ReleaseReply.DUPLICATE):
         sequence = completion.sequence if completion else 0
         new = Completion(request.completion, sequence, request.token.nonce)
         draft.changes[completion_key] = Entry(new, request.completion_ttl)
