@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import click
 
 
-class Outcome(NamedTuple):
-    """What became of one key or call.
+class Target(NamedTuple):
+    """A key or call, and whether the act was carried out on it.
 
     Attributes:
         row: The key or call as JSON data.
@@ -57,15 +57,15 @@ class Act:
         if not confirmed:
             raise click.Abort
 
-    def report(self, outcomes: Sequence[Outcome], what: str) -> bool:
+    def report(self, targets: Sequence[Target], what: str) -> bool:
         """Print what became of all, or ``what`` they are; return whether nothing was refused."""
         if self.as_json:
-            rows = [{**one.row, self.done: one.is_done} for one in outcomes]
+            rows = [{**one.row, self.done: one.is_done} for one in targets]
             click.echo(json.dumps(rows, indent=2))
-        elif self.dry_run and outcomes:
+        elif self.dry_run and targets:
             click.echo(f"{what}\nnothing is {self.done}: --dry-run")
         else:
-            for one in outcomes:
+            for one in targets:
                 text = f"{self.done} {one.name}" if one.is_done else one.refusal
                 click.echo(text, err=not one.is_done)
-        return self.dry_run or all(one.is_done for one in outcomes)
+        return self.dry_run or all(one.is_done for one in targets)

@@ -26,7 +26,7 @@ from ..errors import SingletonLockError
 from ..inspection import AmbiguousKey, CallInQueue, Fate, Filter, HeldKey, SortBy
 from ..key_names import is_glob
 from ..runtime import Runtime
-from .act import Act, Outcome
+from .act import Act, Target
 from .table import COLUMNS, aligned, holder_of, rows_of, shown, since_of, state_of
 
 # The risks of a release by an operator.
@@ -290,8 +290,8 @@ def cancel(
     if calls:
         act.confirm(listed, f"Cancel {_these(len(calls), 'call')}?")
     cancelled = {} if dry_run else _cancel_all(app, calls, reason)
-    outcomes = [
-        Outcome(
+    targets = [
+        Target(
             row_of_call(call),
             shown(call.task_id),
             cancelled.get(call.call_id, False),
@@ -299,7 +299,7 @@ def cancel(
         )
         for call in calls
     ]
-    succeeded = act.report(outcomes, listed)
+    succeeded = act.report(targets, listed)
     for line in missing:
         click.echo(line, err=True)
     ctx.exit(0 if succeeded and not missing else 1)
@@ -411,8 +411,8 @@ def _release_all(ctx: click.Context, act: Act, chosen: Filter, reason: str) -> N
         ctx.exit(1)
     listed = table(found)
     act.confirm(f"{listed}\n{_RISKS[False]}", f"Release {_these(len(found), 'key')}?")
-    outcomes = [
-        Outcome(
+    targets = [
+        Target(
             {"key": held.key},
             held.key,
             not act.dry_run and inspection.release(app, held.key, held.token, reason=reason),
@@ -420,7 +420,7 @@ def _release_all(ctx: click.Context, act: Act, chosen: Filter, reason: str) -> N
         )
         for held in found
     ]
-    ctx.exit(0 if act.report(outcomes, listed) else 1)
+    ctx.exit(0 if act.report(targets, listed) else 1)
 
 
 @click.command(cls=Command)

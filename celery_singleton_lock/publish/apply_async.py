@@ -87,16 +87,15 @@ def publish_call(
         header.setdefault("called_at", Runtime.of(app).clock.wall())  # see cancel_running.py
     if policy.unique is None and not isinstance(policy.on_conflict, Queue):
         return send(task_id, options)
-    result: AsyncResult[Any] = _publish_with_key(
-        _Call(task, args or (), kwargs or {}, options, task_id, policy, header, running, given),
-        send,
-        sending,
+    call = _KeyedCall(
+        task, args or (), kwargs or {}, options, task_id, policy, header, running, given
     )
+    result: AsyncResult[Any] = _publish_with_key(call, send, sending)
     return result
 
 
 @dataclass(slots=True)
-class _Call:
+class _KeyedCall:
     """A call whose key is needed before it is published: ``unique`` or ``on_conflict="queue"``."""
 
     task: Any
@@ -120,7 +119,7 @@ class _Call:
         return bool(self.options.get("retries"))
 
 
-def _publish_with_key(call: _Call, send: Send, sending: _Sending | None) -> AsyncResult[Any]:
+def _publish_with_key(call: _KeyedCall, send: Send, sending: _Sending | None) -> AsyncResult[Any]:
     task, policy, options = call.task, call.policy, call.options
     # The configuration is read last, because that costs as much as all steps before.
     eager = bool(task.app.conf.task_always_eager)
@@ -163,7 +162,7 @@ def _publish_with_key(call: _Call, send: Send, sending: _Sending | None) -> Asyn
 
 
 def _joining(
-    call: _Call, runtime: Runtime, key: str, send: Send, is_next_attempt: bool
+    call: _KeyedCall, runtime: Runtime, key: str, send: Send, is_next_attempt: bool
 ) -> tuple[Send, bool]:
     """``send`` for a call of the queue of ``key``, and whether it takes a new place there.
 
