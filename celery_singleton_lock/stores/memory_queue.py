@@ -34,9 +34,8 @@ from ..core.store import (
     ReleaseReply,
 )
 
-#: Seconds until the first hint is late. The time grows fourfold.
-_FIRST_DEADLINE: Final = 60.0
-_MOST_GROWTH: Final = 6
+#: Seconds until a hint is late.
+_DEADLINE: Final = 60.0
 #: Seconds that the message of the next call is delayed at most. After a longer time a sweep is due.
 _LONGEST_DELAY: Final = 60.0
 #: Seconds between two sweeps while a client without a place holds the key.
@@ -45,8 +44,6 @@ _FOREIGN: Final = 1.0
 _OVERDUE_FOR: Final = 5.0
 # The states of a call that has begun.
 _BEGUN: Final = ("b", "o")
-#: Seconds for which the end of a call is remembered if its message was published twice.
-_WEEK: Final = 7 * 86400.0
 # Refusals that say more of a message than that its call waits.
 _ENDS: Final = (Relation.DONE, Relation.SUPERSEDED, Relation.LATER)
 
@@ -64,7 +61,6 @@ class _Call:
         late: Whether its messages are acknowledged late.
         state: One of the letters of ``call_queue.lua``.
         copies: How often the stored message was published.
-        repeated: Whether any message of the call was published twice.
         begins: How often a body has begun by the stored message.
         begun: Whether an attempt of it has begun.
         nonce: That of the last begin of the attempt.
@@ -78,10 +74,24 @@ class _Call:
     joined_at: float
     state: str = "w"
     copies: int = 0
-    repeated: bool = False
     begins: int = 0
     begun: bool = False
     nonce: str = ""
+
+    def is_lost(self, request: QueuedAcquire) -> bool:
+        """Whether it does not begin again: acknowledged early, or begun as often as it may."""
+        if self.state in _BEGUN and not request.late:
+            return True
+        return request.most_begins is not None and self.begins >= request.most_begins
+
+    def begin(self, request: QueuedAcquire, *, is_repeated: bool) -> None:
+        """Note that a run begins; ``is_repeated``: the delivery was granted the lease before."""
+        token = request.token
+        if self.nonce != token.nonce and not is_repeated:
+            self.begins += 1
+        self.state, self.begun, self.late = "b", True, request.late
+        self.number = (token.nesting, token.retries, request.sequence)
+        self.nonce = token.nonce
 
     def hint(self, key: str) -> Hint:
         return Hint(
@@ -107,19 +117,17 @@ class _Queue:
 
 @dataclass(frozen=True, slots=True)
 class _CallEnd:
-    """The end of a call.
+    """The end of a call, which is never forgotten.
 
     Attributes:
         nonce: That of the delivery that has ended it.
         may_return_from: The first attempt that may still come; None: none may.
         hinted: The call that was hinted then.
-        until: When it is forgotten.
     """
 
     nonce: str
     may_return_from: tuple[int, int] | None
     hinted: str
-    until: float
 
     def includes(self, token: Token) -> bool:
         """Whether the attempt of ``token`` has ended."""
@@ -156,53 +164,35 @@ class MemoryCallQueue(CallQueue):
     def acquire(self, request: QueuedAcquire, /, *, timeout: float = 0) -> Granted | Refused:
         """The steps of ``queue_acquire.lua``."""
         key, token = request.slots[0], request.token
+        number = (token.nesting, token.retries, request.sequence)
         with self._guard:
             if self._has_ended(key, token):
                 return Refused(relation=Relation.DONE)
             queue = self._queues.get(key, _Queue())
-            call, head = queue.calls.get(token.call_id), queue.head
-            number = (token.nesting, token.retries, request.sequence)
-            if call and (call.number > number or call.state == "x"):
+            call = queue.calls.get(token.call_id) or _Call(
+                token.call_id, number, b"", request.late, self._clock.wall(), copies=1
+            )
+            if call.number > number or call.state == "x":
                 return Refused(relation=Relation.SUPERSEDED)
-            is_kept = call is not None and call.number == number and call.message
-            kept = Relation.QUEUED if is_kept else Relation.UNQUEUED
-            is_newer = call is not None and call.number < number
-            if is_newer or (head is not None and head is not call):
+            is_newest = call.number == number
+            kept = Relation.QUEUED if is_newest and call.message else Relation.UNQUEUED
+            if not is_newest or queue.head not in (None, call):
                 return Refused(relation=kept, record=self._inspect(key))
-            was_granted = call is not None and call.nonce in request.asked
-            if (
-                call
-                and call.number == number
-                and not was_granted
-                and self._inspect(key) is None
-                and (
-                    (call.state in _BEGUN and not request.late)
-                    or (request.most_begins is not None and call.begins >= request.most_begins)
-                )
-            ):
+            was_granted = call.nonce in request.asked
+            if not was_granted and self._inspect(key) is None and call.is_lost(request):
                 call.state, queue.due = "x", self._clock.now()
                 return Refused(relation=Relation.LOST)
             reply = self._leases.acquire(request, timeout=timeout)
-            if isinstance(reply, Refused):
-                if reply.relation is Relation.DONE and call is not None:
-                    queue.due = self._clock.now()
-                    self._drop(key, call)
-                elif reply.relation not in _ENDS:
-                    reply.relation = kept
-                    if head is not None:
-                        self._is_held(key, queue)
-                return reply
-            if call is None:
-                call = queue.calls[token.call_id] = _Call(
-                    token.call_id, number, b"", request.late, self._clock.wall()
-                )
-                call.copies = 1
-                self._queues[key] = queue
-            if call.nonce != token.nonce and not was_granted:
-                call.begins += 1
-            call.state, call.begun, call.late = "b", True, request.late
-            call.number, call.nonce = number, token.nonce
-            self._is_held(key, queue)
+            if isinstance(reply, Granted):
+                queue.calls[token.call_id], self._queues[key] = call, queue
+                call.begin(request, is_repeated=was_granted)
+                self._is_held(key, queue)
+            elif reply.relation is Relation.DONE:
+                queue.due = self._clock.now()
+                self._drop(key, call)
+            elif reply.relation not in _ENDS:
+                reply.relation = kept
+                self._is_held(key, queue)
             return reply
 
     def release(
@@ -211,44 +201,42 @@ class MemoryCallQueue(CallQueue):
         """The steps of ``queue_release.lua``."""
         key, token = request.keys[0], request.token
         with self._guard:
-            queue = self._queues.get(key, _Queue())
-            end, call = self._end_of(key, token.call_id), queue.calls.get(token.call_id)
-            reply = self._leases.release(request, timeout=timeout)
-            hinted: _Call | None = None
-            # Newer: a retry with another key, whose own retry has come back and joined this queue.
-            is_newer = call is not None and call.number[:2] > (token.nesting, token.retries)
-            goes_on = request.ended_ttl is None or is_newer
+            end, call = self._end_of(key, token.call_id), self._call(key, token.call_id)
+            reply, hinted = self._leases.release(request, timeout=timeout), None
             cools = self._cooling(key)
-            # That no body has begun counts even if the lease has ended before its client says so.
-            is_begun = call is not None and call.state in _BEGUN
-            nonce = call.nonce if call is not None else ""
-            is_undone = is_begun and not request.has_begun and nonce == token.nonce
-            counts = reply is ReleaseReply.OURS or is_undone
-            if call is not None and is_undone:
-                call.begins -= 1
             if end and end.nonce == token.nonce and request.ended_ttl is not None:
-                reply, found = ReleaseReply.OURS, queue.calls.get(end.hinted)
+                # Repeated, because its reply was lost.
+                reply, found = ReleaseReply.OURS, self._call(key, end.hinted)
                 hinted = found if found and found.state == "h" else None
-            elif (
-                not counts
-                and request.ended_ttl is None
-                and is_newer
-                and call
-                and (call.state, call.nonce, call.copies) == ("h", "", 1)
-            ):
-                # Repeated: its next message was handed over, and has not arrived.
-                call.repeated, hinted = True, call
-            elif counts and call and goes_on:
-                queue.due = self._clock.now() + _FIRST_DEADLINE + request.due_in
-                if is_begun and (call.late or not request.has_begun):
-                    call.state = "h"
-                elif call.state == "w":
-                    call.state, call.copies, hinted = "h", call.copies + 1, call
-            elif counts and call and request.ended_ttl is not None:
-                hinted = self._take_out(
-                    key, call, token, request.ended_ttl, request.may_return_from, cools
-                )
+            elif call is not None:
+                hinted = self._released(request, call, reply, cools)
         return reply, None if hinted is None else replace(hinted.hint(key), countdown=cools)
+
+    def _released(
+        self, request: QueuedRelease, call: _Call, reply: ReleaseReply, cools: float
+    ) -> _Call | None:
+        """Whether a call whose lease was released goes on; returns the call to publish next."""
+        key, token, ended_ttl = request.keys[0], request.token, request.ended_ttl
+        # Newer: a retry with another key, whose own retry has come back and joined this queue.
+        is_newer = call.number[:2] > (token.nesting, token.retries)
+        has_begun = call.state in _BEGUN
+        # That no body has begun counts even if the lease has ended before its client says so.
+        is_undone = has_begun and not request.has_begun and call.nonce == token.nonce
+        if reply is not ReleaseReply.OURS and not is_undone:
+            # Repeated: its next message was handed over, and has not arrived.
+            is_handed_over = (call.state, call.nonce, call.copies) == ("h", "", 1)
+            return call if ended_ttl is None and is_newer and is_handed_over else None
+        if is_undone:
+            call.begins -= 1
+        if ended_ttl is not None and not is_newer:
+            return self._take_out(key, call, token, request.may_return_from, cools)
+        self._queues[key].due = self._clock.now() + _DEADLINE + request.due_in
+        if has_begun and (call.late or not request.has_begun):
+            call.state = "h"  # the broker delivers its message again
+        elif call.state == "w":
+            call.state, call.copies = "h", call.copies + 1
+            return call
+        return None
 
     # --- for clients -----------------------------------------------------------------------------
 
@@ -346,7 +334,7 @@ class MemoryCallQueue(CallQueue):
                 if head.state == "o":
                     head.state = "x"
                 if head.state == "x":
-                    queue.due = self._clock.now() + _FIRST_DEADLINE
+                    queue.due = self._clock.now() + _DEADLINE
                     return True, head.hint(key)
                 if head.message:
                     hinted = self._hint(key, queue)
@@ -367,7 +355,6 @@ class MemoryCallQueue(CallQueue):
             call = self._call(key, unpublished.call_id) if unpublished else None
             if call is not None and call.state == "h" and call.copies:
                 call.copies -= 1
-                call.repeated = call.repeated or perhaps
             if (queue := self._queues.get(key)) is not None:
                 due = self._clock.now() + seconds
                 leaves = queue.head is not None and queue.head.state == "x"
@@ -387,7 +374,7 @@ class MemoryCallQueue(CallQueue):
                 return Removal.RUNNING
             call.state = "x"
             if self._queues[key].head is call:
-                self._queues[key].due = self._clock.now() + _FIRST_DEADLINE
+                self._queues[key].due = self._clock.now() + _DEADLINE
             return call.hint(key)
 
     def remove(self, request: Remove, *, timeout: float) -> tuple[Removal, Hint | None]:
@@ -406,7 +393,7 @@ class MemoryCallQueue(CallQueue):
                 return Removal.RUNNING, None
             if kind is Kind.RESERVED:  # for its retry
                 self._operators.free(key, None)
-            hinted = self._take_out(key, call, token, request.ended_ttl, request.may_return_from)
+            hinted = self._take_out(key, call, token, request.may_return_from)
             return Removal.REMOVED, hinted.hint(key) if hinted else None
 
     # --- inside ----------------------------------------------------------------------------------
@@ -423,8 +410,7 @@ class MemoryCallQueue(CallQueue):
         return queue.calls.get(call_id) if queue else None
 
     def _end_of(self, key: str, call_id: str) -> _CallEnd | None:
-        end = self._ends.get((key, call_id))
-        return end if end and self._clock.now() < end.until else None
+        return self._ends.get((key, call_id))
 
     def _has_ended(self, key: str, token: Token) -> bool:
         end = self._end_of(key, token.call_id)
@@ -450,12 +436,10 @@ class MemoryCallQueue(CallQueue):
         if head is None or (not is_own and self._is_held(key, queue)):
             return None
         if head.state == "x" or not head.message:
-            queue.due = self._clock.now() + (_FIRST_DEADLINE if head.state == "x" else 0.0)
+            queue.due = self._clock.now() + (_DEADLINE if head.state == "x" else 0.0)
             return None
         head.state, head.copies = "h", head.copies + 1
-        head.repeated = head.repeated or head.copies > 1
-        deadline = _FIRST_DEADLINE * 4 ** min(head.copies - 1, _MOST_GROWTH)
-        queue.due = self._clock.now() + deadline + delay
+        queue.due = self._clock.now() + _DEADLINE + delay
         return head
 
     def _take_out(
@@ -463,7 +447,6 @@ class MemoryCallQueue(CallQueue):
         key: str,
         call: _Call,
         token: Token,
-        ttl: float,
         may_return_from: int | None,
         cools: float = 0.0,
     ) -> _Call | None:
@@ -472,7 +455,6 @@ class MemoryCallQueue(CallQueue):
         Its message is delayed while the key cools down, unless that is long.
         """
         was_head = self._queues[key].head is call
-        until = self._clock.now() + (max(ttl, _WEEK) if call.repeated else ttl)
         self._drop(key, call)
         queue = self._queues.get(key)
         hinted = None
@@ -482,11 +464,11 @@ class MemoryCallQueue(CallQueue):
         first, task = None, hinted.call_id if hinted else ""
         if may_return_from is not None:
             first = (token.nesting, may_return_from)
-        self._ends[key, call.call_id] = _CallEnd(token.nonce, first, task, until)
+        self._ends[key, call.call_id] = _CallEnd(token.nonce, first, task)
         return hinted
 
     def _drop(self, key: str, call: _Call) -> None:
-        queue = self._queues[key]
-        del queue.calls[call.call_id]
-        if not queue.calls:
-            del self._queues[key]
+        if (queue := self._queues.get(key)) is not None:
+            queue.calls.pop(call.call_id, None)
+            if not queue.calls:
+                del self._queues[key]
