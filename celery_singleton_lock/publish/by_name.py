@@ -76,7 +76,7 @@ def claim_and_send(
     if scope is None:
         scope = known.scope
     else:
-        merge(Policy(key=PER_TASK), {"scope": scope}, where=where)
+        merge(Policy(key=PER_TASK), {"scope": scope}, where=where)  # refuses a wrong one
     runtime = Runtime.of(app)
     if key is not None:
         refuse_foreign_key(runtime, key, scope, where=f"{where}: key={key!r}", is_claim=True)
