@@ -169,6 +169,7 @@ class MemoryCallQueue(CallQueue):
             if self._has_ended(key, token):
                 return Refused(relation=Relation.DONE)
             queue = self._queues.get(key, _Queue())
+            # A call that has not joined joins by running; the broker has its message.
             call = queue.calls.get(token.call_id) or _Call(
                 token.call_id, number, b"", request.late, self._clock.wall(), copies=1
             )
