@@ -531,7 +531,7 @@ end:
       done[MY(job)] = 1;
       child[me].at = MARKING }
 
-  /* The attempt is marked as done. [task/requeue.py mark] [stores/redis/lua/mark.lua] [stores/transitions.py TransitionStore.mark] */
+  /* The attempt is marked as done. [task/requeue.py mark] [stores/redis/lua/mark.lua] [stores/transitions.py TransitionLeases.mark] */
   :: d_step { child[me].at == MARKING ->
       MY_MARKER.state = DONE;
       MY_MARKER.sequence = 0; /* it does not matter any more */
@@ -578,7 +578,7 @@ end:
       sort() }
 #endif
 
-  /* Mark older copies as superseded. [task/requeue.py _publish_copy] [stores/redis/lua/mark.lua] [stores/transitions.py TransitionStore.mark] */
+  /* Mark older copies as superseded. [task/requeue.py _publish_copy] [stores/redis/lua/mark.lua] [stores/transitions.py TransitionLeases.mark] */
   :: d_step { child[me].at == PUBLISHED ->
       MY_MARKER.state = (MY_MARKER.state == UNKNOWN -> WAITING : MY_MARKER.state);
       if
