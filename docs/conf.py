@@ -103,8 +103,8 @@ def _link_pictures(app: Any, doctree: Any) -> None:
     for picture in doctree.findall(nodes.image):
         picture["width"] = "100%"
         if picture["uri"].endswith(".svg"):
-            # Those in images/ have colors for dark windows, too.
-            drawn = picture["uri"].startswith("images/")
+            # Those in images/ have colors for dark windows, too, but for what the demo plots.
+            drawn = picture["uri"].startswith("images/") and not picture["uri"].endswith("demo.svg")
             picture["classes"].append("drawing" if drawn else "plot")
 
 
