@@ -18,13 +18,35 @@ REPORT = re.compile(r"^[^:]+:(\d+): (error|note): (.*?)(?:  \[([\w-]+)\])?$")
 MODULE = re.compile(r"\b(?:[a-z_]\w*\.)+(?=\w)")
 
 
-def page_example(folder: Path, name: str = "typed.py") -> tuple[str, int]:
-    """A typed example of docs/reference/options.md in a file, and its first line to be refused."""
-    code = block_with((ROOT / "docs/reference/options.md").read_text(), f"# {name}")
+#: Options that are wrong, as the API page says to write them for short messages.
+CHECKED = """
+from celery import Celery
+from celery_singleton_lock import LockOptions, SingletonTask, singleton_task
+
+app = Celery("checked")
+
+@singleton_task(app=app, **LockOptions(key="account:{account_id}", on_conflict="skp"))  # refused
+def sync(account_id: int) -> str:
+    return f"account {account_id}"
+
+@app.task(base=SingletonTask, singleton=LockOptions(key="account:{account_id}", tll=3))  # refused
+def load(account_id: int) -> str:
+    return f"account {account_id}"
+"""
+
+
+def example(folder: Path, name: str, code: str) -> tuple[str, int]:
+    """A file with this code, and its first line to be refused."""
     path = folder / name
     path.write_text(code)
     refused = [n for n, line in enumerate(code.splitlines(), start=1) if "# refused" in line]
     return str(path), refused[0]
+
+
+def page_example(folder: Path) -> tuple[str, int]:
+    """The typed example of docs/reference/api.md."""
+    page = (ROOT / "docs/reference/api.md").read_text()
+    return example(folder, "typed.py", block_with(page, "# typed.py"))
 
 
 def expected() -> dict[int, str]:
@@ -83,7 +105,7 @@ def test_mypy_infers_what_the_cases_say(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_mypy_names_option_and_value_in_one_line(tmp_path: Path) -> None:
     api = pytest.importorskip("mypy.api")
-    page, first = page_example(tmp_path, "checked.py")
+    page, first = example(tmp_path, "checked.py", CHECKED)
     arguments = ["--config-file=", "--cache-dir", str(tmp_path / "cache"), "--no-error-summary"]
     output, errors, _ = api.run([*arguments, page])
     assert errors == ""

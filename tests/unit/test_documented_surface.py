@@ -241,7 +241,8 @@ def test_each_extra_is_shown_where_it_is_needed(extra: str) -> None:
 SEARCHED = {
     "how-to/killed.md": ("OOM", "out of memory", "crash"),
     "how-to/choosing.md": ("mutex",),
-    "reference/options.md": ("semaphore", "queue per user", "FIFO"),
+    "reference/options.md": ("semaphore",),
+    "how-to/in-order.md": ("queue per user", "FIFO"),
     "how-to/unique-calls.md": ("dedupe", "throttle", "coalesce"),
     "troubleshooting.md": ("stuck lock", "deadlock"),
     "how-to/beat.md": ("leader election",),
