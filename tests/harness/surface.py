@@ -299,9 +299,10 @@ def _events() -> Iterator[str]:
         signal, level = vars(SIGNALS[name])["name"], logging.getLevelName(LEVELS[name])
         yield f"{name}: signal {signal}, level {level}"
     # The fields are arguments of many calls in the code; the page declares them.
+    page = (ROOT / "docs" / "reference" / "events.md").read_text()
     rows = re.findall(
-        r"^\| (?:`([\w-]+)`)? ?\| ((?:`\w+`(?:, )?)+) \| (?:seconds|text|int|bool)",
-        (ROOT / "docs" / "reference" / "events.md").read_text(),
+        r"^\| (?:`([\w-]+)`)? ?\| ((?:`\w+`(?:, )?)+) \| ",
+        page.partition("\n## Data\n")[2].partition("\n## ")[0],
         re.MULTILINE,
     )
     event = ""
