@@ -146,19 +146,7 @@ class TaskRun:
             Exception: An exception of the body.
         """
 
-        def body() -> Any:
-            nonlocal args, kwargs
-            task = self.task
-            for feature in self.features:
-                lease = self.state.lease if isinstance(self.state, Holding) else None
-                args, kwargs = feature.begin(lease, args, kwargs)
-            if task.singleton_stores_started:
-                self._store_started()
-            if own is not None:
-                return own(task, *args, **kwargs)
-            self.entered = True
-            return (task.singleton_base_call or task.run)(*args, **kwargs)
-
+        body = partial(_begin, self, own, args, kwargs)
         if self.delivery.newer is not None:
             refuse_newer(self, self.delivery.newer)
         if not self.policy.enabled:
@@ -297,7 +285,7 @@ class TaskRun:
         self._ended(lease, failed=False)
         return result
 
-    def _store_started(self) -> None:
+    def store_started(self) -> None:
         """Store the state STARTED for ``track_started``, just before the body runs."""
         task, request = self.task, self.request
         if not self.eager and stores_result(task, request):
@@ -492,6 +480,25 @@ class TaskRun:
             events.emit(
                 Event(name=name, key=self.key, task=task, task_id=task_id, holder=who, data=data)
             )
+
+
+def _begin(
+    run: TaskRun,
+    own: Callable[..., Any] | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """The body of ``run``, with what its features add to the arguments; see `TaskRun.run`."""
+    task = run.task
+    for feature in run.features:
+        lease = run.state.lease if isinstance(run.state, Holding) else None
+        args, kwargs = feature.begin(lease, args, kwargs)
+    if task.singleton_stores_started:
+        run.store_started()
+    if own is not None:
+        return own(task, *args, **kwargs)
+    run.entered = True
+    return (task.singleton_base_call or task.run)(*args, **kwargs)
 
 
 def stores_result(task: Any, request: Any) -> bool:
