@@ -99,20 +99,21 @@ class _Tries:
         waiter: Waits for the key; None: the policy doesn't wait.
     """
 
+    waiter: Waiter | None = None
+    _timeout = _waited = 0.0
+    _failures = 0
+    _since: float | None = None  # the time of the first try without a reply
+    _is_reported = False
+
     def __init__(self, run: TaskRun) -> None:
         self._run = run
         self._request = request = _request_of(run)
-        run.locker = run.runtime.locker
+        run.locker = locker = run.runtime.locker
         rule = run.policy.on_conflict
-        self._timeout = rule.timeout if isinstance(rule, Wait) else 0.0
-        self.waiter = Waiter(run.locker, request) if isinstance(rule, Wait) else None
+        if isinstance(rule, Wait):
+            self._timeout, self.waiter = rule.timeout, Waiter(locker, request)
         run.state = self.asking = Asking(request, self.waiter)
         self._options: Any = {"max_hold": max_hold_of(run), "on_lost": run.on_lost}
-        self._waited = 0.0
-        self._failures = 0
-        # The time of the first try without a reply; None: each had one.
-        self._since: float | None = None
-        self._is_reported = False
 
     def ask(self) -> tuple[Decision | None, Lease | Refused]:
         """Ask for the lease once.

@@ -242,16 +242,16 @@ class RedisAsyncReleases(AsyncReleases):
     """See `AsyncReleases`."""
 
     def __init__(self, runner: ScriptRunner) -> None:
-        self._runner = runner
+        self._runner, self._pending = runner, runner.pending
 
     def send(self, request: Release, *, timeout: float, on_reply: OnReply) -> bool:
         if Keyspace.shard(request.keys[0]) not in self._runner.loaded:
             return False  # the reply that the script is unknown would be read too late
-        pending = self._runner.pending.begin(request, timeout, on_reply)
+        pending = self._pending.begin(request, timeout, on_reply)
         command = release_command(request)
         if self._runner.connections.send_async(command, timeout, pending):
             return True
-        self._runner.pending.withdraw(pending)
+        self._pending.withdraw(pending)
         return False
 
     def drain(self, *, timeout: float) -> None:

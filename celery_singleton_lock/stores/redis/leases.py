@@ -47,29 +47,29 @@ class RedisLeases(Leases):
 
     def __init__(self, runner: ScriptRunner, fence_base: int, wait_replicas: int) -> None:
         self._runner = runner
+        self._pending, self._known_shards = runner.pending, runner.known_shards
         self._fence_base = f"{fence_base}"
         self._wait_replicas = wait_replicas
 
     def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
         # A refusal returns the holder of the first of several slots, but a pending release may be
         # on any of them.
-        pending = self._runner.pending.open_on(request.slots) if len(request.slots) > 1 else ()
+        pending = self._pending.open_on(request.slots) if len(request.slots) > 1 else ()
         reply = self._acquire(request, timeout)
         if isinstance(reply, Granted):
             return reply
-        superseding = self._runner.pending.superseding(reply.record)
+        superseding = self._pending.superseding(reply.record)
         if not superseding and not pending:
             return reply
-        for one in superseding or self._runner.pending.open_on(request.slots):
-            self._runner.pending.resend(one)
+        for one in superseding or self._pending.open_on(request.slots):
+            self._pending.resend(one)
         return self._acquire(request, timeout)
 
     def _acquire(self, request: Acquire, timeout: float) -> Granted | Refused:
         commands = [scripts.acquire_command(request, self._fence_base)]
         fence = commands[0][3]  # names the shard
-        just_checked = fence not in self._runner.known_shards and self._runner.check_shards(
-            fence, timeout
-        )
+        is_known = fence in self._known_shards
+        just_checked = not is_known and self._runner.check_shards(fence, timeout)
         if self._wait_replicas:
             # WAIT follows the script in the pipeline, because a script can't wait for replicas.
             waited = scripts.milliseconds(timeout * _WAIT_RATIO)
@@ -77,9 +77,9 @@ class RedisLeases(Leases):
         replies = self._runner.pipeline(commands, timeout)
         reply = replies[0]
         if just_checked:
-            self._runner.known_shards.add(fence)  # again, if the server had lost the script
-        if self._runner.pending.lost:
-            self._runner.pending.resend_lost()
+            self._known_shards.add(fence)  # again, if the server had lost the script
+        if self._pending.lost:
+            self._pending.resend_lost()
         if isinstance(reply, bytes):
             found: Granted | Refused = Granted(key=request.slots[0], fence=int(reply) or None)
         elif request.claim is not None and request.claim.arguments:
@@ -107,8 +107,8 @@ class RedisLeases(Leases):
 
     def release(self, request: Release, *, timeout: float) -> ReleaseReply:
         reply = self._runner.release(request, timeout)
-        if self._runner.pending.lost:
-            self._runner.pending.resend_lost()
+        if self._pending.lost:
+            self._pending.resend_lost()
         return reply
 
     def mark(self, request: Mark, *, timeout: float) -> None:
