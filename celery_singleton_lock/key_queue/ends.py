@@ -19,10 +19,10 @@ from ..core.events import EventName
 from ..core.lease import Token
 from ..core.retry_queue import MAIN_THREAD_TIMEOUT
 from ..core.store import Store
-from ..message.header import header_of
+from ..message.header import Delivery, header_of
 from ..on_conflict import Queue
 from ..runtime import Runtime
-from .hint import delivery_of, emit
+from .hint import emit
 
 #: What it is about, the seconds for which it is repeated, and the request.
 End = tuple[str, float, Callable[[Store], None]]
@@ -45,7 +45,7 @@ def of_dead_child(request: Any, key: str, token: Token, comes_back: bool) -> End
         what = f"{request.task.name}[{token.task_id}] has ended in the queue of {key}"
         runtime = Runtime.of(request.app)
         # Also if it had ended: the child may have died before it published the next call.
-        sequence = delivery_of(request.request_dict).sequence
+        sequence = Delivery.of(request.request_dict).sequence
         end = _end(runtime, key, token, sequence, comes_back=comes_back, always=True)
         return (what, *end)
     return None
@@ -66,7 +66,7 @@ def of_discarded(app: Any, headers: Mapping[str, Any], reason: str) -> End | Non
     runtime = Runtime.of(app)
     if runtime.keyspace.is_lock(key):
         what = f"{headers.get('task')}[{task_id}] has ended in the queue of {key}"
-        delivery = delivery_of(headers)
+        delivery = Delivery.of(headers)
 
         def report() -> None:
             task = str(headers.get("task") or "")

@@ -38,15 +38,7 @@ STALLED_AFTER: Final = 3
 
 def token_of(headers: Mapping[str, Any]) -> Token:
     """The token of the first delivery of a message with these headers."""
-    return delivery_of(headers).token
-
-
-def delivery_of(headers: Mapping[str, Any]) -> Delivery:
-    """The first delivery of a message with these headers."""
-    from types import SimpleNamespace
-
-    fields = {"replaced_task_nesting": 0, "retries": 0, "delivery_info": None, **headers}
-    return Delivery.of(SimpleNamespace(**fields))
+    return Delivery.of(headers).token
 
 
 def publish_hint(app: Any, queue: CallQueue, hint: Hint, producer: Any = None) -> bool:

@@ -37,7 +37,7 @@ from ..core.heartbeat import MAX_TIMEOUT
 from ..core.key import Keyspace
 from ..core.store import Store
 from ..errors import QueueFull, SettingsError, StoreError, StoreUnavailable
-from ..message.claim import JOINED, TASK_RUN
+from ..message.request_data import RequestData
 from ..message.stored_message import Capture, StoredMessage
 from ..message.times import seconds_until
 from ..on_conflict import Queue
@@ -129,7 +129,7 @@ def joining(
                     _withdraw(runtime, queue, request)
                 raise
             if attempt is not None:
-                attempt.__dict__[JOINED] = key
+                RequestData.of(attempt).joined = key
             if place is Place.FULL:
                 raise QueueFull(
                     f"{depth} calls are in the queue of {key!r}, as many as may "
@@ -155,8 +155,8 @@ def queue_of(attempt: Any, key: str) -> str:
         key: The key of its arguments. The place is in another queue if the task's key template has
             changed since the call was made.
     """
-    run = None if attempt is None else attempt.__dict__.get(TASK_RUN)
-    return str(run.key) if run is not None and run.computed_key == key else key
+    run = None if attempt is None else RequestData.of(attempt).run
+    return run.key if run is not None and run.computed_key == key else key
 
 
 def claim_of(runtime: Runtime, key: str, message: StoredMessage) -> tuple[str, float]:

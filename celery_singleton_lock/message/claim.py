@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
 
@@ -38,13 +38,6 @@ from ..core.store import ClaimChange
 from ..option_checks import seconds
 from ..policy import OnDuplicate, Policy, Unique
 from .header import moment
-
-#: Attribute of a running request that refers to its ``TaskRun``.
-TASK_RUN: Final = "singleton_task_run"
-#: Attribute of a running request: the key of the claim of the message that continues it.
-CONTINUED: Final = "singleton_continued"
-#: The attribute of a request with the key in whose queue its next message has joined.
-JOINED: Final = "singleton_joined"
 
 
 @dataclass(slots=True, kw_only=True)

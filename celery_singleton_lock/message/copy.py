@@ -28,8 +28,9 @@ from kombu import Exchange, Producer, Queue
 
 from ..celery_compat import delays_natively, driver_of
 from ..core.backoff import Pace
-from .header import HEADER, QUEUE_KEY, SERIALIZER_KEY
+from .header import HEADER
 from .origin import reached_with_delay, without_delay
+from .request_data import RequestData
 from .stored_message import ONCE
 
 #: For a message of a newer version: another worker of its queue, which can read it, should get it.
@@ -101,7 +102,7 @@ def why_not(task: Any, request: Any) -> str | None:
     """
     if request.is_eager:
         return "this call is eager, so it can't be requeued"
-    name = getattr(request, QUEUE_KEY, None)
+    name = RequestData.of(request).arrival.queue
     queue = None if name is None else task.app.amqp.queues.get(name)
     if (
         queue is None
@@ -123,7 +124,7 @@ def _kept(request: Any) -> dict[str, Any]:
     """
     names = ("argsrepr", "kwargsrepr", "compression")
     options = {name: getattr(request, name, None) for name in names}
-    options["serializer"] = getattr(request, SERIALIZER_KEY, None)
+    options["serializer"] = RequestData.of(request).arrival.serializer
     # Celery keeps this since 5.7. The message's value is kept, including False, but not the default
     # of the class.
     options["ignore_result"] = vars(request).get("ignore_result")
@@ -146,7 +147,7 @@ def _send_to_its_queue(app: Any, request: Any, options: dict[str, Any]) -> None:
     """
     info = request.delivery_info or {}
     exchange, arrived = info.get("exchange"), info.get("routing_key")
-    name = arrived if exchange == "" else getattr(request, QUEUE_KEY, None)
+    name = arrived if exchange == "" else RequestData.of(request).arrival.queue
     if not isinstance(name, str) or not isinstance(arrived, str):
         return  # the queue is not in the app's configuration: sent as Celery's own retry
     queue = app.amqp.queues.get(name)  # not [name], which creates a missing queue

@@ -17,6 +17,7 @@ from typing import Any, Final
 from ..core.lease import Token
 from ..on_conflict import OnConflict
 from ..policy import CALL_OPTIONS, plain
+from .request_data import Arrival, RequestData
 
 #: The name of this library's message header, whose value is an object.
 HEADER: Final = "singleton_lock"
@@ -27,17 +28,6 @@ VERSION: Final = 1
 #: Message header of runs sent by this library's beat schedulers: the due time in ISO 8601 and UTC.
 #: The task reads it as ``self.request.singleton_scheduled_at``.
 SCHEDULED_AT_HEADER: Final = "singleton_scheduled_at"
-#: Key of the request: the nonce of the delivery, set by the worker's parent.
-NONCE_KEY: Final = "singleton_nonce"
-#: Key of the request: name of the message's serializer, set by the worker's parent.
-SERIALIZER_KEY: Final = "singleton_serializer"
-#: Key of the request, set by the worker's parent: the message did not name its call, and the call
-#: was named after the queue.
-UNNAMED_KEY: Final = "singleton_unnamed"
-#: Key of the request: queue of a message that was sent to an exchange; set by the worker's parent.
-QUEUE_KEY: Final = "singleton_queue"
-#: Attribute of a running request: the number of messages that it has published, by task id.
-PUBLISHED: Final = "singleton_published"
 
 # kombu's names of the brokers whose ``redelivered`` flag reaches the task. Its other virtual
 # transports restore a message without it.
@@ -102,11 +92,12 @@ class Delivery:
     is_plain: bool = field(default=True, compare=False)
 
     @classmethod
-    def of(cls, request: Any) -> Delivery:
-        """Read the request of the running task (``celery.app.task.Context``)."""
-        task_id, fields = str(request.id), request.__dict__
-        header, nonce = header_of(fields, task_id), fields.get(NONCE_KEY)
-        nesting, retries, requeued = request.replaced_task_nesting, request.retries, 0
+    def of(cls, fields: Mapping[str, Any]) -> Delivery:
+        """Read the headers of a message, or the attributes of its request, by name."""
+        task_id = str(fields.get("id"))
+        header = header_of(fields, task_id)
+        nesting, retries = fields.get("replaced_task_nesting"), fields.get("retries")
+        requeued = 0
         nesting = _count(nesting) if nesting else 0  # most messages have neither
         retries = _count(retries) if retries else 0
         if "requeued" in header:
@@ -116,12 +107,11 @@ class Delivery:
             task_id,
             nesting,
             retries,
-            # The nonce is from the worker's parent; eager runs have none.
-            nonce if isinstance(nonce, str) and nonce.isalnum() else mint_nonce(),
+            Arrival.of(fields).nonce or mint_nonce(),  # eager runs have none
             call_of(header),
         )
         # A replaced task or a retry continues work that has begun.
-        info = request.delivery_info
+        info = fields.get("delivery_info")
         started = bool(nesting or retries or (info and info.get("redelivered")))
         new = cls(token=token, started=started, requeued=requeued)
         version = header.get("version", VERSION)
@@ -224,7 +214,7 @@ def is_unnamed(request: Any, driver: str) -> bool:
     if (request.delivery_info or {}).get("redelivered"):
         return False
     fields = request.__dict__
-    return bool(fields.get(UNNAMED_KEY)) or not header_of(fields, str(request.id))
+    return Arrival.of(fields).is_unnamed or not header_of(fields, str(request.id))
 
 
 def is_named(request: Any) -> bool:
@@ -233,7 +223,8 @@ def is_named(request: Any) -> bool:
     A copy of a message that was sent by name has a header too, but it names no call.
     """
     fields = request.__dict__
-    return not fields.get(UNNAMED_KEY) and bool(call_of(header_of(fields, str(request.id))))
+    named = bool(call_of(header_of(fields, str(request.id))))
+    return named and not Arrival.of(fields).is_unnamed
 
 
 def mint_nonce() -> str:
@@ -280,9 +271,9 @@ def without_header(message: dict[str, Any]) -> dict[str, Any]:
 def _within(running: Any, message: Mapping[str, Any], task_id: str) -> dict[str, Any]:
     """The header of a message that the ``running`` task publishes."""
     request = running.request
-    delivery = Delivery.of(request)
+    delivery = Delivery.of(request.__dict__)
     token = delivery.token
-    before = request.__dict__.get(PUBLISHED, {}).get(task_id, 0)
+    before = RequestData.of(request).published.get(task_id, 0)
     header: dict[str, Any] = {"version": VERSION, "id": task_id}
     # A plain task has no call; a task that replaces it (`self.replace`) has its id, and is a call.
     is_plain = not token.call and not hasattr(running, "singleton_policy")
@@ -319,7 +310,7 @@ def _published_attempt(request: Any, token: Token) -> str:
     a beat entry. A message that its second run publishes under a fixed id is no copy of the first
     run's message.
     """
-    if token.call and not request.__dict__.get(UNNAMED_KEY):
+    if token.call and not Arrival.of(request.__dict__).is_unnamed:
         return token.attempt
     # kombu's virtual transports (Redis, SQS) set the tag when a message is published, and keep it
     # when they restore the message. RabbitMQ numbers deliveries instead, outside the properties.

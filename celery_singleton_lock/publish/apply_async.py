@@ -17,7 +17,8 @@ from celery.utils import uuid
 from ..celery_compat import dump_models
 from ..key_queue.join import Send, joining, queue_of
 from ..message.arguments import stable_key_suffix
-from ..message.header import HEADER, PUBLISHED, add_header, without_header
+from ..message.header import HEADER, add_header, without_header
+from ..message.request_data import RequestData
 from ..on_conflict import CancelRunning, Queue
 from ..policy import OnDuplicate, Policy
 from ..runtime import Runtime
@@ -190,7 +191,7 @@ def counting(running: Any, send: Send) -> Send:
 
     def send_and_count(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
         result = send(task_id, options)
-        published = running.request.__dict__.setdefault(PUBLISHED, {})
+        published = RequestData.of(running.request).published
         published[task_id] = published.get(task_id, 0) + 1
         return result
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..message.claim import CONTINUED, TASK_RUN, Claim
+from ..message.claim import Claim
+from ..message.request_data import RequestData
 from ..policy import Policy, Unique
 from ..runtime import Runtime
 
@@ -13,15 +14,16 @@ def carry_claim(
     runtime: Runtime, request: Any, header: dict[str, Any], task: str, key: str, policy: Policy
 ) -> None:
     """Pass the claim of ``request`` to the message that continues it, without a request."""
-    run = request.__dict__.get(TASK_RUN)
-    claim = getattr(run, "claim", None)  # with the key that its publisher computed
-    # The type is checked, because headers of foreign publishers become attributes of the request.
-    if not isinstance(claim, Claim) or (run.task.name, run.key) != (task, key):
+    data = RequestData.of(request)
+    run, claim = data.run, None
+    if run is not None and (run.task.name, run.key) == (task, key):
+        claim = run.claim  # with the key that its publisher computed
+    if claim is None:
         if policy.unique is Unique.UNTIL_EXPIRED:
             return  # the period is that of its first message
         claim = Claim.of(policy, runtime.keyspace.claim(task, key))
     header["claim"] = claim.to_header()
-    request.__dict__[CONTINUED] = claim.key
+    data.continued = claim.key
 
 
 def continues(running: Any, task_id: str) -> bool:

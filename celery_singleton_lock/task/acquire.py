@@ -18,7 +18,8 @@ from ..core.waiter import Waiter
 from ..errors import LockConflict, StoreError
 from ..key_queue.run_part import QueueFeature
 from ..message.copy import why_not
-from ..message.header import UNNAMED_KEY, is_unnamed, mint_nonce
+from ..message.header import is_unnamed, mint_nonce
+from ..message.request_data import RequestData
 from ..message.skipped import skipped_value
 from ..on_conflict import Wait
 from ..on_conflict.rule import Decision, Outcome
@@ -295,7 +296,8 @@ def _renamed(run: TaskRun) -> Token:
     """Give the message a unique call name, which its retries and copies keep; the new token."""
     run.delivery = run.delivery.named()
     run.rewrite_header()
-    run.request.__dict__.pop(UNNAMED_KEY, None)
+    data = RequestData.of(run.request)
+    data.arrival = data.arrival._replace(is_unnamed=False)
     return run.delivery.token
 
 

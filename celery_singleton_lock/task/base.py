@@ -332,7 +332,7 @@ class SingletonTask(_Base[P, R]):
 
         request = self.request if request is None else request
         signature = super().signature_from_request(request, args, kwargs, queue, **extra_options)
-        header = Delivery.of(request).call_header()
+        header = Delivery.of(request.__dict__).call_header()
         if extra_options.get("retries", 0) <= request.retries:
             header = {"id": header["id"], "options": header.get("options")}
         signature.options["headers"] = {HEADER: header, **(signature.options.get("headers") or {})}

@@ -18,7 +18,8 @@ from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Phase
 from ..core.store import CLAIM_NOT_CHANGED, Acquire, ClaimChange, Store
 from ..errors import StoreError
-from ..message.claim import CONTINUED, Claim
+from ..message.claim import Claim
+from ..message.request_data import RequestData
 from ..message.times import seconds_until
 from ..policy import Unique
 from ..run_feature import Run
@@ -86,7 +87,7 @@ def after(
         retval,
         comes_back=comes_back,
         retry_in=retry_in,
-        replaced=request.__dict__.get(CONTINUED) == claim.key,
+        replaced=RequestData.of(request).continued == claim.key,
         message="" if _is_rejected(run.task, state, retval) else _message_that_ends(run, claim),
     )
 

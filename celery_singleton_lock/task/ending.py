@@ -13,7 +13,7 @@ from ..core.lease import Lease
 from ..core.store import CLAIM_NOT_CHANGED, Acquire, CompletionState, Release
 from ..errors import StoreError
 from ..key_queue.run_part import leave
-from ..message.claim import JOINED
+from ..message.request_data import RequestData
 from ..message.times import seconds_until
 from ..run_feature import Ending
 from . import claim as claims
@@ -114,7 +114,7 @@ def leave_queue(run: TaskRun, state: str | None, retval: Any) -> None:
 
 def ending_of(run: TaskRun, state: str | None, retval: Any) -> Ending:
     """What becomes of the call, after the outcome of its task."""
-    joined, is_retry = run.request.__dict__.get(JOINED), isinstance(retval, Retry)
+    joined, is_retry = RequestData.of(run.request).joined, isinstance(retval, Retry)
     if joined == run.key and not is_retry:
         return Ending(goes_on=True)  # self.replace(), or another message with the task's id
     if state is None or (isinstance(retval, Reject) and getattr(retval, "requeue", False)):

@@ -60,9 +60,10 @@ from ..core.store import CompletionState, Release, ReleaseReply
 from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..instrumentation.sentry import close_check_in
 from ..key_queue.run_part import publish_next
-from ..message.claim import TASK_RUN, Claim
+from ..message.claim import Claim
 from ..message.copy import why_not
 from ..message.header import HEADER, Delivery
+from ..message.request_data import ATTRIBUTE, RequestData
 from ..policy import OnLost, OnStoreError, Policy
 from ..run_feature import Ending, Feature
 from ..runtime import WITHOUT_SERVER, Runtime
@@ -108,7 +109,7 @@ class TaskRun:
 
     def __init__(self, task: Any, request: Any) -> None:
         self.task, self.request = task, request
-        self.delivery = delivery = Delivery.of(request)
+        self.delivery = delivery = Delivery.of(request.__dict__)
         self.policy: Policy = task.singleton_policy(delivery.options)
         self.eager = bool(request.is_eager)
         local = self.eager and bool(task.app.conf.task_always_eager)
@@ -117,15 +118,13 @@ class TaskRun:
             self.claim = Claim.from_header(delivery.claim, runtime.keyspace)
         self.acks_late = bool(task.acks_late) and not self.eager
         self._body = Body()
-        request.__dict__[TASK_RUN] = self
+        RequestData.of(request).run = self
 
-    @classmethod
-    def of(cls, request: Any) -> TaskRun | None:
+    @staticmethod
+    def of(request: Any) -> TaskRun | None:
         """The run of ``request``; None: none has begun."""
-        # The type is checked: headers of foreign publishers become attributes of the request too,
-        # and such an attribute must not count as a run.
-        found = request.__dict__.get(TASK_RUN)
-        return found if isinstance(found, cls) else None
+        found = request.__dict__.get(ATTRIBUTE)
+        return found.run if isinstance(found, RequestData) else None
 
     def run(
         self, own: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]

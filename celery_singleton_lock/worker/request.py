@@ -29,17 +29,14 @@ from ..celery_compat import CONTEXT_FIELDS, CONTEXT_METHODS
 from ..core.lease import Kind
 from ..message.header import (
     HEADER,
-    NONCE_KEY,
-    QUEUE_KEY,
     SCHEDULED_AT_HEADER,
-    SERIALIZER_KEY,
-    UNNAMED_KEY,
     call_in_queue,
     call_of,
     header_of,
     mint_nonce,
 )
 from ..message.origin import find_origin
+from ..message.request_data import ATTRIBUTE, Arrival
 from ..runtime import Runtime
 from .dead_child import change_claim, discard_claim, is_alive, is_requeued, release_leases
 from .discarded import take_out
@@ -74,9 +71,9 @@ class SingletonRequestMixin:
         super().__init__(*args, **kwargs)  # a Request's: see mixed_request
         self._sift()
         message = self.request_dict
-        message[NONCE_KEY] = mint_nonce()
         # Celery does not pass the message's content type to the body.
-        message[SERIALIZER_KEY] = celery_compat.serializer_of(self.content_type)
+        serializer = celery_compat.serializer_of(self.content_type)
+        message[ATTRIBUTE] = Arrival(nonce=mint_nonce(), serializer=serializer)
         info = message.get("delivery_info")
         if info and (exchange := info.get("exchange")):
             self._note_origin(exchange, info.get("routing_key") or "")
@@ -126,14 +123,14 @@ class SingletonRequestMixin:
             return
         queue, is_shared = origin
         message = self.request_dict
-        message[QUEUE_KEY] = queue
+        message[ATTRIBUTE] = arrival = message[ATTRIBUTE]._replace(queue=queue)
         if not is_shared:
             return
         discard_claim(self)
         take_out(self.app, message, "fanout")
         header = dict(header_of(message, str(self.id)))
         if not header:
-            message[UNNAMED_KEY] = True
+            message[ATTRIBUTE] = arrival._replace(is_unnamed=True)
         header.pop("claim", None)
         header.pop("queue", None)
         header |= {"id": str(self.id), "call": call_in_queue(call_of(header), queue)}

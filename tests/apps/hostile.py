@@ -32,11 +32,11 @@ SOON = OnConflict.retry(0.05, 0.1, 1)
 
 if os.environ.get("WITHOUT") == "sieve":
     SingletonRequestMixin._sift = lambda self: None  # type: ignore[method-assign]
-    BEGUN = SimpleNamespace(entered=True, settle=lambda *_: None)
+    BEGUN = SimpleNamespace(entered=True, finish=lambda *_: None)
     of: Any = TaskRun.of
     # A header of this name passes for a run whose body has begun.
     TaskRun.of = lambda request: (  # type: ignore[method-assign,assignment,return-value]
-        of(request) or ("singleton_task_run" in vars(request) and BEGUN) or None
+        of(request) or ("singleton_begun" in vars(request) and BEGUN) or None
     )
 
 

@@ -168,7 +168,7 @@ def patient(
 ) -> int:
     """Requeue on a conflict; returns the user's retry count."""
     described = json.loads(dumps(describe(self.request)))
-    delivery = Delivery.of(self.request)
+    delivery = Delivery.of(vars(self.request))
     ours = {"copies": delivery.sequence, "options": json.loads(dumps(delivery.options))}
     with body(self, name, request=described, more=repr(more), **ours):
         pass_gate(gate)

@@ -305,7 +305,7 @@ def _taken(task_id: str = "", task: Any = None, **_: Any) -> None:
         lease_released.connect(_released, weak=False)
     else:
         lease_released.disconnect(_released)
-    delivery = Delivery.of(task.request)
+    delivery = Delivery.of(vars(task.request))
     copy = [delivery.token.retries, delivery.sequence]
     worker = task.request.hostname
     _write("taken", task_id=task_id, worker=worker, copy=copy, observed=observed)

@@ -15,7 +15,7 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind
 from celery_singleton_lock.core.store import NewestCall, Store
-from celery_singleton_lock.message.header import NONCE_KEY
+from celery_singleton_lock.message.request_data import ATTRIBUTE, Arrival
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.cluster import ClusterStore
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -124,7 +124,7 @@ def test_a_newer_call_interrupts_the_body_that_runs(store: RedisStore) -> None:
         waited.append(threading.Event().wait(5))
 
     trace = build_tracer("work", app.tasks["work"], app=app)
-    message = {"id": key, "task": "work", "delivery_info": {}, NONCE_KEY: "a1"}
+    message = {"id": key, "task": "work", "delivery_info": {}, ATTRIBUTE: Arrival(nonce="a1")}
     trace(key, [key], {}, message)
     state = app.AsyncResult(key).state
     app.close()

@@ -19,7 +19,8 @@ from celery.app.trace import build_tracer
 from celery_singleton_lock import OnConflict, hold, singleton_task
 from celery_singleton_lock.core.lease import Holder, Lease, Token
 from celery_singleton_lock.core.store import Acquire, Refused, Release
-from celery_singleton_lock.message.header import HEADER, NONCE_KEY, VERSION
+from celery_singleton_lock.message.header import HEADER, VERSION
+from celery_singleton_lock.message.request_data import ATTRIBUTE, Arrival
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis import connection as connections
 
@@ -196,7 +197,7 @@ def _message(task: str, task_id: str, number: int) -> Mapping[str, Any]:
         "delivery_info": {"exchange": "", "routing_key": "celery", "redelivered": False},
         HEADER: {"version": VERSION, "id": task_id, "call": f"{number:08x}"},
         "headers": {},
-        NONCE_KEY: f"{number:016x}",
+        ATTRIBUTE: Arrival(nonce=f"{number:016x}"),
     }
 
 

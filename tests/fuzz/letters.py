@@ -179,8 +179,8 @@ class Writer:
         """Headers of other names, which Celery or this library makes attributes of the request."""
         name = self._random.choice(
             [
-                *("singleton_task_run", "singleton_task_run", "singleton_claim", "is_eager"),
-                *("singleton_continued", "singleton_nonce", "singleton_serializer", "headers"),
+                *("singleton_data", "singleton_begun", "singleton_claim", "is_eager"),
+                *("singleton_scheduled_at", "headers"),
                 *("called_directly", "properties", "delivery_info", "hostname", "redelivered"),
                 *("retries", "replaced_task_nesting", "expires", *_METHODS),
             ]

@@ -125,7 +125,7 @@ def runs_a_normal_task(stage: Stage, name: str) -> None:
 def test_a_header_named_as_our_own_state_lets_no_body_run_unlocked(
     stage: Stage, worker: CeleryWorker, others: Others, task: str, value: Any
 ) -> None:
-    names = ("singleton_task_run", "singleton_claim", "singleton_continued", "is_eager")
+    names = ("singleton_data", "singleton_begun", "singleton_claim", "is_eager")
     sent = letter(task, "guarded", **dict.fromkeys(names, value)).post(stage.app.app)
     wait_until(lambda: sent.task_id in ended(worker), "it ended", PATIENCE)
     assert [r for r in stage.journal.records() if r.task_id == sent.task_id] == []
@@ -142,7 +142,7 @@ def test_without_the_sieve_such_a_header_runs_the_body_unlocked(
     with open_stage(redis_url, tmp_path, "tests.apps.hostile") as stage:
         Others(stage)
         stage.worker(env={"WITHOUT": "sieve"})
-        sent = letter("skipping", "guarded", singleton_task_run=None).post(stage.app.app)
+        sent = letter("skipping", "guarded", singleton_begun=None).post(stage.app.app)
         stage.journal.wait_for_ends(key="guarded")
         assert [start.task_id for start in unlocked(stage)] == [sent.task_id]
 

@@ -40,7 +40,7 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.core.lease import Kind
-from celery_singleton_lock.message.header import NONCE_KEY
+from celery_singleton_lock.message.request_data import ATTRIBUTE
 from celery_singleton_lock.policy import OPTIONS
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -419,7 +419,7 @@ def request_class(bench: Bench) -> None:
     bench.task(Request=f"{__name__}:OwnRequest").delay(1)
     found = bench.request(bench.message())
     assert isinstance(found, (OwnRequest, SingletonRequestMixin))
-    assert found.request_dict[NONCE_KEY]
+    assert found.request_dict[ATTRIBUTE].nonce
 
 
 def typing(bench: Bench) -> None:

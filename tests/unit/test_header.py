@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -17,13 +18,12 @@ from celery_singleton_lock import OnConflict
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.message.header import (
     HEADER,
-    NONCE_KEY,
-    UNNAMED_KEY,
     Delivery,
     add_header,
     is_unnamed,
     mint_nonce,
 )
+from celery_singleton_lock.message.request_data import ATTRIBUTE, Arrival, RequestData
 from celery_singleton_lock.policy import CALL_OPTIONS
 from celery_singleton_lock.publish.apply_async import counting
 
@@ -68,23 +68,46 @@ def request(header: Any = None, **fields: Any) -> Context:
     return Context(values)
 
 
+def received(header: Any = None, **fields: Any) -> Delivery:
+    return Delivery.of(vars(request(header, **fields)))
+
+
 def test_the_token_names_task_attempt_and_delivery() -> None:
-    delivery = Delivery.of(request(retries=2, replaced_task_nesting=1, **{NONCE_KEY: "abc1"}))
+    delivery = received(retries=2, replaced_task_nesting=1, **{ATTRIBUTE: Arrival(nonce="abc1")})
     assert delivery.token == Token("t-1", 1, 2, "abc1")
 
 
 def test_deliveries_without_a_minted_nonce_get_one_each() -> None:
-    one, other = Delivery.of(request()), Delivery.of(request())
+    one, other = received(), received()
     assert one.token.attempt == other.token.attempt
     assert one.token.nonce != other.token.nonce
     assert len({mint_nonce() for _ in range(1000)}) == 1000
 
 
-@pytest.mark.parametrize("nonce", ["", "a b", "a|b", "-", 1, None, ["x"]], ids=repr)
-def test_a_nonce_that_is_none_is_replaced(nonce: Any) -> None:
-    token = Delivery.of(request(**{NONCE_KEY: nonce})).token
+@pytest.mark.parametrize("foreign", ["", "ab", 1, None, ["x"], {"nonce": "ab"}], ids=repr)
+def test_a_foreign_header_does_not_pass_for_what_the_worker_has_added(foreign: Any) -> None:
+    found = request(**{ATTRIBUTE: foreign})
+    token = Delivery.of(vars(found)).token
     assert Token.parse(str(token)) == token
-    assert token.nonce != nonce
+    assert token.nonce != "ab"
+    assert RequestData.of(found) == RequestData(Arrival())
+    assert RequestData.of(found) is RequestData.of(found)
+
+
+def test_requests_of_one_message_share_what_has_arrived_and_nothing_else() -> None:
+    """Without prefork, the worker's request and that of the running task are in one process."""
+    message = {"id": "t-1", ATTRIBUTE: Arrival(nonce="ab", queue="work")}
+    one, other = RequestData.of(Context(message)), RequestData.of(Context(message))
+    one.arrival = one.arrival._replace(is_unnamed=True)
+    one.published["t-2"] = 1
+    one.joined = "k"
+    assert other == RequestData(Arrival(nonce="ab", queue="work"))
+    assert Arrival.of(message) == other.arrival
+
+
+def test_a_pool_process_gets_what_the_worker_has_added() -> None:
+    arrival = Arrival(nonce="ab", serializer="json", queue="work", is_unnamed=True)
+    assert pickle.loads(pickle.dumps(arrival)) == arrival
 
 
 @pytest.mark.parametrize(
@@ -100,7 +123,7 @@ def test_a_nonce_that_is_none_is_replaced(nonce: Any) -> None:
     ids=str,
 )
 def test_work_that_may_have_begun_counts_as_started(fields: Any, started: bool) -> None:
-    assert Delivery.of(request(**fields)).started is started
+    assert received(**fields).started is started
 
 
 def test_what_a_copy_carries_is_read_by_its_next_delivery() -> None:
@@ -115,13 +138,13 @@ def test_what_a_copy_carries_is_read_by_its_next_delivery() -> None:
         options={"ttl": 30, "on_conflict": OnConflict.retry(2, 3, None)},
     )
     header = json.loads(json.dumps(sent.header()))
-    read = Delivery.of(request(header, retries=1, **{NONCE_KEY: "n"}))
+    read = received(header, retries=1, **{ATTRIBUTE: Arrival(nonce="n")})
     assert read == sent
 
 
 def test_the_next_attempt_keeps_the_calls_options_and_nothing_else() -> None:
     sent = Delivery(token=Token("t-1", 0, 0, "n"), sequence=4, tries=3, options={"ttl": 30})
-    read = Delivery.of(request(sent.header(), retries=1, **{NONCE_KEY: "m"}))
+    read = received(sent.header(), retries=1, **{ATTRIBUTE: Arrival(nonce="m")})
     assert read == Delivery(token=Token("t-1", 0, 1, "m"), started=True, options={"ttl": 30})
 
 
@@ -130,7 +153,7 @@ def test_a_calls_options_travel_as_plain_values() -> None:
 
     options = {"ttl": timedelta(minutes=1), "on_conflict": OnConflict.wait(2)}
     header = add_header({}, task_id="t-1", options=options)
-    read = Delivery.of(request(json.loads(json.dumps(header))))
+    read = received(json.loads(json.dumps(header)))
     assert read.options == {"ttl": 60.0, "on_conflict": OnConflict.wait(2)}
     assert not read.started
 
@@ -155,7 +178,7 @@ def test_a_new_call_gets_a_name_and_its_retries_and_copies_keep_it() -> None:
     assert add_header({**passed_on}, task_id="t-1", options=None)["call"] != one["call"]
     retry = add_header({**passed_on, "retries": 1}, task_id="t-1", options={"ttl": 5})
     assert retry["call"] == one["call"]
-    read = Delivery.of(request(one))
+    read = received(one)
     assert read.token.call == one["call"]
     assert read.header()["call"] == one["call"]
 
@@ -163,8 +186,8 @@ def test_a_new_call_gets_a_name_and_its_retries_and_copies_keep_it() -> None:
 def test_a_header_that_was_passed_on_to_another_message_is_not_read() -> None:
     """As tracing does with all headers of a running task: the other is no copy of it."""
     header = Delivery(token=Token("t-1", 0, 0, "n", "c"), started=True, sequence=3).header()
-    assert Delivery.of(request(header)).started
-    passed_on = Delivery.of(request({**header, "id": "of another"}))
+    assert received(header).started
+    passed_on = received({**header, "id": "of another"})
     assert (passed_on.token.call, passed_on.started, passed_on.sequence) == ("", False, 0)
     new = add_header({"headers": {HEADER: header}}, task_id="new", options=None)
     assert new["call"] != "c"
@@ -173,7 +196,7 @@ def test_a_header_that_was_passed_on_to_another_message_is_not_read() -> None:
 
 @pytest.mark.parametrize("version", [True, "2", 1.5, None, -1, 0], ids=repr)
 def test_a_version_that_is_none_is_not_a_newer_one(version: Any) -> None:
-    read = Delivery.of(request({"version": version, "id": "t-1", "call": "c", "period": "p"}))
+    read = received({"version": version, "id": "t-1", "call": "c", "period": "p"})
     assert (read.newer, read.token.call, read.period) == (None, "c", "p")
 
 
@@ -191,7 +214,7 @@ def test_a_version_that_is_none_is_not_a_newer_one(version: Any) -> None:
 )
 def test_our_header_is_read_wherever_it_is(where: Any) -> None:
     header = Delivery(token=Token("t-1", 0, 0, "n", "c"), sequence=3, options={"ttl": 5}).header()
-    read = Delivery.of(request(**where(header)))
+    read = received(**where(header))
     assert (read.token.call, read.sequence, read.options) == ("c", 3, {"ttl": 5})
 
 
@@ -204,7 +227,7 @@ def test_our_header_is_read_wherever_it_is(where: Any) -> None:
         ({"is_eager": True}, False),
         ({HEADER: {"id": "t-1", "call": "c"}}, False),
         ({HEADER: {"id": "of another"}}, True),
-        ({HEADER: {"id": "t-1", "call": "c"}, UNNAMED_KEY: True}, True),
+        ({HEADER: {"id": "t-1", "call": "c"}, ATTRIBUTE: Arrival(is_unnamed=True)}, True),
     ],
     ids=str,
 )
@@ -234,7 +257,7 @@ class Running:
         """How the message under the task's own id arrives."""
         header = add_header(message, task_id="t-1", options=None, running=self)
         counting(self, lambda task_id, options: None)("t-1", {})  # type: ignore[arg-type, return-value]
-        return Delivery.of(request(**message, **{HEADER: json.loads(json.dumps(header))}))
+        return received(**message, **{HEADER: json.loads(json.dumps(header))})
 
 
 def ordinal(delivery: Delivery) -> tuple[str, int, int]:
@@ -271,7 +294,7 @@ class Plain:
     def publishes(self, task_id: str) -> str:
         """The name of the call."""
         header = add_header({}, task_id=task_id, options=None, running=self)
-        return Delivery.of(request(id=task_id, **{HEADER: header})).token.call
+        return received(id=task_id, **{HEADER: header}).token.call
 
 
 @pytest.mark.parametrize("child", ["plain", "child"])
@@ -288,7 +311,7 @@ def test_what_a_plain_task_publishes_is_the_same_call_in_a_redelivery_only(child
 
 
 def test_what_a_task_named_after_its_queue_publishes_differs_by_message() -> None:
-    fields = {HEADER: {"id": "t-1", "call": "c"}, UNNAMED_KEY: True}
+    fields = {HEADER: {"id": "t-1", "call": "c"}, ATTRIBUTE: Arrival(is_unnamed=True)}
     one, other = (Plain("t-1", **fields, properties={"delivery_tag": tag}) for tag in "ab")
     assert one.publishes("child") != other.publishes("child")
 
@@ -302,12 +325,12 @@ def test_what_was_not_sent_is_not_counted() -> None:
 
 @pytest.mark.parametrize("call", ["", "a b", "a|b", "a+b", "x" * 33, 1, None, ["x"]], ids=repr)
 def test_a_calls_name_that_is_none_is_forgotten(call: Any) -> None:
-    assert Delivery.of(request({CALL: call})).token.call == ""
+    assert received({CALL: call}).token.call == ""
 
 
 @given(HEADERS)
 def test_an_arbitrary_header_never_raises_and_never_forges(header: Any) -> None:
-    read = Delivery.of(request(header))
+    read = received(header)
     assert read.token.attempt in ("t-1|0.0", f"t-1+{read.token.call}|0.0")
     assert read.token.call == "" or read.token.call == header[CALL]
     assert isinstance(read.started, bool)
@@ -331,12 +354,12 @@ def test_an_arbitrary_header_never_raises_and_never_forges(header: Any) -> None:
 @given(JSON)
 def test_arbitrary_headers_beside_ours_never_raise(headers: Any) -> None:
     # A foreign publisher's header that is itself named "headers" ends up there.
-    assert Delivery.of(request(headers=headers)).sequence == 0
+    assert received(headers=headers).sequence == 0
 
 
 @given(retries=JSON, nesting=JSON)
 def test_an_arbitrary_attempt_never_raises(retries: Any, nesting: Any) -> None:
-    token = Delivery.of(request(retries=retries, replaced_task_nesting=nesting)).token
+    token = received(retries=retries, replaced_task_nesting=nesting).token
     assert Token.parse(str(token)) == token
 
 
@@ -346,5 +369,5 @@ def test_an_arbitrary_attempt_never_raises(retries: Any, nesting: Any) -> None:
     ids=lambda since: repr(since)[:10],
 )
 def test_a_moment_that_is_none_is_forgotten(since: Any) -> None:
-    read = Delivery.of(request({ATTEMPT: "0.0", SINCE: since, LAST: since}))
+    read = received({ATTEMPT: "0.0", SINCE: since, LAST: since})
     assert (read.since, read.last) == (None, None)

@@ -15,7 +15,8 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_singleton_lock import singleton_task
 from celery_singleton_lock.message.copy import publish_copy
-from celery_singleton_lock.message.header import QUEUE_KEY, Delivery
+from celery_singleton_lock.message.header import Delivery
+from celery_singleton_lock.message.request_data import ATTRIBUTE, Arrival
 from celery_singleton_lock.message.stored_message import Capture, StoredMessage
 from celery_singleton_lock.testing import SingletonStore
 
@@ -46,7 +47,7 @@ def test_a_copy_says_what_the_call_said_of_its_result(
         called_directly=False,
         delivery_info={"exchange": "", "routing_key": "celery"},
     )
-    delivery = Delivery.of(request)
+    delivery = Delivery.of(vars(request))
     publish_copy(work, request, delivery.header(), 1)
     signals.before_task_publish.disconnect(collect)
     app.close()
@@ -82,7 +83,7 @@ def test_a_copy_goes_to_its_queue_whatever_the_route_and_the_class_say(
         published.append((exchange, routing_key))
 
     request = Context(
-        {QUEUE_KEY: queue},
+        {ATTRIBUTE: Arrival(queue=queue)},
         id="t-1",
         args=["k"],
         kwargs={},
@@ -90,7 +91,7 @@ def test_a_copy_goes_to_its_queue_whatever_the_route_and_the_class_say(
         delivery_info={"exchange": "work", "routing_key": "report.daily"},
     )
     signals.before_task_publish.connect(collect)
-    delivery = Delivery.of(request)
+    delivery = Delivery.of(vars(request))
     publish_copy(work, request, delivery.header(), 1)
     signals.before_task_publish.disconnect(collect)
     app.close()
@@ -164,7 +165,7 @@ def test_a_copy_keeps_what_its_caller_gave_the_broker_but_what_holds_once(
     broker.task.apply_async(("k",), **{name: (KEPT | NOT_KEPT)[name]})
     first = broker.message()
     context = broker.context(first)
-    publish_copy(broker.task, context, Delivery.of(context).header(), 1)
+    publish_copy(broker.task, context, Delivery.of(vars(context)).header(), 1)
     copy = broker.message()
     told = {"compression": (first.headers, copy.headers)}
     given, kept = told.get(name, (first.properties, copy.properties))
@@ -182,7 +183,7 @@ def test_a_copy_survives_properties_with_the_names_of_options(broker: Broker) ->
     message = broker.message()
     message.properties |= {"countdown": 3600, "name": "other", "self": 1, "task_id": "other"}
     context = broker.context(message)
-    publish_copy(broker.task, context, Delivery.of(context).header(), 1)
+    publish_copy(broker.task, context, Delivery.of(vars(context)).header(), 1)
     assert broker.message().headers["id"] == context.id
 
 

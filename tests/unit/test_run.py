@@ -35,7 +35,8 @@ from celery_singleton_lock.core.store import (
     ReleaseReply,
 )
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.message.header import HEADER, NONCE_KEY, VERSION
+from celery_singleton_lock.message.header import HEADER, VERSION
+from celery_singleton_lock.message.request_data import ATTRIBUTE, Arrival
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import acquire as acquire_module
@@ -105,7 +106,7 @@ def test_a_release_of_an_unanswered_acquire_that_comes_late_frees_no_later_grant
         held.append(store.leases.inspect(current_lease().key))
 
     trace = build_tracer("work", app.tasks["work"], app=app)
-    message = {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"}
+    message = {"id": "t", "task": "work", "delivery_info": {}, ATTRIBUTE: Arrival(nonce="a1")}
     trace("t", ["k"], {}, message)
     app.close()
     assert len(held) == 1, "it has not run"
@@ -126,7 +127,12 @@ def test_the_retry_of_a_run_without_lease_and_claim_computes_no_key_again() -> N
         raise self.retry(countdown=1)
 
     trace = build_tracer("work", app.tasks["work"], app=app)
-    trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
+    trace(
+        "t",
+        ["k"],
+        {},
+        {"id": "t", "task": "work", "delivery_info": {}, ATTRIBUTE: Arrival(nonce="a1")},
+    )
     app.close()
     assert asked == ["k"]
 
@@ -142,7 +148,12 @@ def test_a_loss_that_is_handled_when_its_run_has_just_been_settled_found_the_bod
         kept.extend((TaskRun.of(self.request), current_lease()))
 
     trace = build_tracer("work", app.tasks["work"], app=app)
-    trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
+    trace(
+        "t",
+        ["k"],
+        {},
+        {"id": "t", "task": "work", "delivery_info": {}, ATTRIBUTE: Arrival(nonce="a1")},
+    )
     app.close()
     run, lease = kept
     assert run.on_lost(lease) == "task-ended"
@@ -188,7 +199,7 @@ def test_a_reservation_that_stays_is_waited_for_as_any_holder() -> None:
     release.reserve(600)
     store.leases.release(release, timeout=1)
     trace = build_tracer("work", app.tasks["work"], app=app)
-    request = {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"}
+    request = {"id": "t", "task": "work", "delivery_info": {}, ATTRIBUTE: Arrival(nonce="a1")}
     found = trace("t", [], {}, request)
     app.close()
     assert "waiting for 5 s was not enough" in str(found.info.retval)
@@ -237,7 +248,12 @@ def test_a_run_knows_the_request_that_is_on_its_way_after_a_grant_that_was_undon
         return "ran"
 
     trace = build_tracer("work", app.tasks["work"], app=app)
-    found = trace("t", [], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
+    found = trace(
+        "t",
+        [],
+        {},
+        {"id": "t", "task": "work", "delivery_info": {}, ATTRIBUTE: Arrival(nonce="a1")},
+    )
     app.close()
     assert found.retval == "ran"
     assert store.asking == [True, True]
@@ -259,7 +275,12 @@ def test_what_becomes_of_a_lost_body_is_decided_once(monkeypatch: pytest.MonkeyP
         seen.append(run._goes_back(self.request))
 
     trace = build_tracer("work", app.tasks["work"], app=app)
-    trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
+    trace(
+        "t",
+        ["k"],
+        {},
+        {"id": "t", "task": "work", "delivery_info": {}, ATTRIBUTE: Arrival(nonce="a1")},
+    )
     app.close()
     assert seen == [True, True]
 
@@ -276,7 +297,13 @@ def test_a_newer_message_that_cannot_be_requeued_fails_and_says_why(
 
     trace = build_tracer("work", app.tasks["work"], app=app)
     header = {"version": VERSION + 1, "id": "t", "call": "c"}
-    request = {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1", HEADER: header}
+    request = {
+        "id": "t",
+        "task": "work",
+        "delivery_info": {},
+        ATTRIBUTE: Arrival(nonce="a1"),
+        HEADER: header,
+    }
     found = trace("t", [], {}, request).info
     app.close()
     assert found.state == "FAILURE"
@@ -303,7 +330,7 @@ def test_a_message_that_is_requeued_for_an_unresponsive_store_releases_its_token
     def silenced(name: str) -> None: ...
 
     trace = build_tracer("silenced", app.tasks["silenced"], app=app)
-    message = {"id": "t", "task": "silenced", "delivery_info": {}, NONCE_KEY: "a1"}
+    message = {"id": "t", "task": "silenced", "delivery_info": {}, ATTRIBUTE: Arrival(nonce="a1")}
     state = trace("t", ["k"], {}, message).info
     with app.connection_for_write() as connection:
         queued = connection.default_channel.queue_purge("silenced")
@@ -330,7 +357,7 @@ def test_without_a_reply_of_the_store_no_body_runs_unless_the_task_says_so(
         ran.append(name)
 
     trace = build_tracer("work", app.tasks["work"], app=app)
-    message = {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"}
+    message = {"id": "t", "task": "work", "delivery_info": {}, ATTRIBUTE: Arrival(nonce="a1")}
     ended = trace("t", ["k"], {}, message).info
     with app.connection_for_write() as connection:
         connection.default_channel.queue_purge("unanswered")
@@ -364,7 +391,12 @@ def test_a_message_that_the_broker_refuses_is_retained_until_it_takes_it(
     other = Acquire(slots=(key,), token=Token("u", 0, 0, "b1"), holder=Holder(), ttl=600)
     assert isinstance(store.leases.acquire(other), Granted)
     trace = build_tracer("work", app.tasks["work"], app=app)
-    trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
+    trace(
+        "t",
+        ["k"],
+        {},
+        {"id": "t", "task": "work", "delivery_info": {}, ATTRIBUTE: Arrival(nonce="a1")},
+    )
     with app.connection_for_write() as connection:
         queued = connection.default_channel.queue_purge("retained")
     app.close()
@@ -392,7 +424,12 @@ def test_a_lease_is_held_until_the_result_is_stored(
 
     monkeypatch.setattr(app.backend, "store_result", keep)
     trace = build_tracer("work", app.tasks["work"], app=app)
-    trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
+    trace(
+        "t",
+        ["k"],
+        {},
+        {"id": "t", "task": "work", "delivery_info": {}, ATTRIBUTE: Arrival(nonce="a1")},
+    )
     app.close()
     assert kinds == ["l"], "the next call may run before the caller of this one has its result"
 
@@ -410,7 +447,12 @@ def test_a_dropped_message_is_reported() -> None:
 
     trace = build_tracer("work", app.tasks["work"], app=app)
     for nonce in ("a1", "a2"):
-        trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: nonce})
+        trace(
+            "t",
+            ["k"],
+            {},
+            {"id": "t", "task": "work", "delivery_info": {}, ATTRIBUTE: Arrival(nonce=nonce)},
+        )
     app.close()
     [dropped] = [event for event in recorded.all() if event.name is EventName.DROPPED]
     assert (dropped.task_id, dropped.data) == ("t", {"reason": "done"})
@@ -440,7 +482,7 @@ def test_a_soft_time_limit_just_before_an_early_release_leaves_no_lease(
     def linked(name: str) -> None: ...
 
     trace = build_tracer("linked", app.tasks["linked"], app=app)
-    message = {"id": "t", "task": "linked", "delivery_info": {}, NONCE_KEY: "a1"}
+    message = {"id": "t", "task": "linked", "delivery_info": {}, ATTRIBUTE: Arrival(nonce="a1")}
     state = trace("t", ["k"], {}, {**message, "callbacks": [linked.s()]}).info
     app.close()
     assert isinstance(state.retval, SoftTimeLimitExceeded)
@@ -472,7 +514,7 @@ def test_a_soft_time_limit_during_an_early_release_leaves_no_lease(acks_late: bo
     def linked(name: str) -> None: ...
 
     trace = build_tracer("linked", app.tasks["linked"], app=app)
-    message = {"id": "t", "task": "linked", "delivery_info": {}, NONCE_KEY: "a1"}
+    message = {"id": "t", "task": "linked", "delivery_info": {}, ATTRIBUTE: Arrival(nonce="a1")}
     state = trace("t", ["k"], {}, {**message, "callbacks": [linked.s()]}).info
     app.close()
     assert isinstance(state.retval, SoftTimeLimitExceeded)
@@ -502,7 +544,7 @@ def test_a_hook_that_fails_changes_nothing_about_the_end_of_its_call(
         raise ArithmeticError
 
     trace = build_tracer("hooked", app.tasks["hooked"], app=app)
-    message = {"id": "t", "task": "hooked", "delivery_info": {}, NONCE_KEY: "a1"}
+    message = {"id": "t", "task": "hooked", "delivery_info": {}, ATTRIBUTE: Arrival(nonce="a1")}
     with suppress(RuntimeError):
         trace("t", ["k"], {}, message)
     app.close()
@@ -680,7 +722,9 @@ def test_the_place_of_a_call_that_has_lost_its_lease_ends_when_the_store_answers
         with app.connection_for_read() as connection:
             message = connection.SimpleQueue(name).get_nowait()
         trace = build_tracer("work", work, app=app)
-        trace(ids[0], (), {}, {**message.headers, "delivery_info": {}, NONCE_KEY: "n"})
+        trace(
+            ids[0], (), {}, {**message.headers, "delivery_info": {}, ATTRIBUTE: Arrival(nonce="n")}
+        )
         wait_until(
             lambda: (
                 [Token.task_id_of(call.call_id) for call in queue.calls(key, most=9, timeout=1)]
@@ -718,7 +762,12 @@ def test_a_message_answers_no_call_if_it_expires_before_it_comes_back(
         trace = build_tracer("work", work, app=app)
         with hold_lock(work) if how == "requeued" else nullcontext():
             info = {"exchange": "", "routing_key": name}
-            trace(first.id, (), {}, {**message.headers, "delivery_info": info, NONCE_KEY: "n"})
+            trace(
+                first.id,
+                (),
+                {},
+                {**message.headers, "delivery_info": info, ATTRIBUTE: Arrival(nonce="n")},
+            )
         again = work.apply_async(queue=name, expires=expires)
         assert (again.id == first.id) is answers
 
@@ -762,7 +811,12 @@ def test_a_result_backend_that_is_away_leaves_the_claim_to_a_retry_alone(
         trace = build_tracer("work", work, app=app)
         info = {"exchange": "", "routing_key": name}
         with pytest.raises(BackendAway):
-            trace(first.id, (), {}, {**message.headers, "delivery_info": info, NONCE_KEY: "n"})
+            trace(
+                first.id,
+                (),
+                {},
+                {**message.headers, "delivery_info": info, ATTRIBUTE: Arrival(nonce="n")},
+            )
         runtime = Runtime.of(app)
         claim = runtime.store.leases.inspect(runtime.keyspace.claim("work", work.lock_key()))
         assert (claim and claim.phase) is phase
@@ -819,7 +873,12 @@ def test_the_retry_of_a_body_that_has_lost_its_lease_keeps_the_claim(
             message = connection.SimpleQueue(name).get_nowait()
         trace = build_tracer("work", work, app=app)
         info = {"exchange": "", "routing_key": name}
-        trace(first.id, (1,), {}, {**message.headers, "delivery_info": info, NONCE_KEY: "n"})
+        trace(
+            first.id,
+            (1,),
+            {},
+            {**message.headers, "delivery_info": info, ATTRIBUTE: Arrival(nonce="n")},
+        )
         runtime = Runtime.of(app)
         claim = runtime.store.leases.inspect(runtime.keyspace.claim("work", work.lock_key(1)))
         assert (claim and claim.phase) is phase
@@ -854,8 +913,8 @@ def test_a_message_that_is_rejected_after_its_body_runs_again(hook: str) -> None
         trace = build_tracer("work", work, app=app)
         message = {"id": "t", "task": "work"}
         with pytest.raises(Reject):
-            trace("t", (), {}, {**message, "delivery_info": {}, NONCE_KEY: "a1"})
+            trace("t", (), {}, {**message, "delivery_info": {}, ATTRIBUTE: Arrival(nonce="a1")})
         again = {"redelivered": True}
         for nonce in ("a2", "a3"):
-            trace("t", (), {}, {**message, "delivery_info": again, NONCE_KEY: nonce})
+            trace("t", (), {}, {**message, "delivery_info": again, ATTRIBUTE: Arrival(nonce=nonce)})
     assert len(ran) == 2, "the third delivery is of a message that is done"

@@ -12,7 +12,7 @@ from celery import Celery, signals
 from celery.app.trace import build_tracer
 
 from celery_singleton_lock import singleton_task
-from celery_singleton_lock.message.header import NONCE_KEY
+from celery_singleton_lock.message.request_data import ATTRIBUTE, Arrival
 from celery_singleton_lock.testing import SingletonStore
 from tests.harness.keys import EVERY_NAME
 
@@ -35,7 +35,11 @@ class Site:
         """A message for ``work``, as the worker parent hands it over."""
         self.deliveries += 1
         where = {"exchange": "", "routing_key": "celery", "redelivered": again}
-        message = {**headers, "delivery_info": where, NONCE_KEY: f"n{self.deliveries}"}
+        message = {
+            **headers,
+            "delivery_info": where,
+            ATTRIBUTE: Arrival(nonce=f"n{self.deliveries}"),
+        }
         build_tracer("work", self.app.tasks["work"], app=self.app)("t", ["k"], {}, message)
 
     def task(self, **options: Any) -> None:

@@ -23,7 +23,7 @@ from kombu.asynchronous.timer import to_timestamp
 
 from celery_singleton_lock import claim_and_send, singleton_task
 from celery_singleton_lock.core.lease import Kind
-from celery_singleton_lock.message.header import NONCE_KEY
+from celery_singleton_lock.message.request_data import ATTRIBUTE, Arrival
 from celery_singleton_lock.message.times import seconds_until, utc
 from celery_singleton_lock.policy import Policy
 from celery_singleton_lock.publish.debounce import check_debounce
@@ -94,7 +94,7 @@ class Site:
 
     def run(self, task: Any, message: Any) -> None:
         where = {"exchange": "", "routing_key": "", "redelivered": False}
-        request = {**message.headers, "delivery_info": where, NONCE_KEY: "n"}
+        request = {**message.headers, "delivery_info": where, ATTRIBUTE: Arrival(nonce="n")}
         build_tracer(task.name, task, app=self.app)(request["id"], (), {}, request)
 
     def celerys(self, message: Any) -> tuple[float | None, float | None]:
