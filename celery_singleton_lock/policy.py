@@ -107,10 +107,8 @@ class Policy:
 
     Attributes:
         on_conflict: The rule that applies: the user's, unless ``unique="until_start"`` replaces it.
-        user_on_conflict: Not an option: the user's rule. :func:`merge` keeps it, because it applies
-            again if an upper layer, such as a call, sets ``unique=None``.
-        user_unique_for: Not an option: ``unique_for`` as the user gave it; None: its default
-            depends on ``debounce``.
+        given: Not an option: the options as users gave them, of all layers. :func:`merge` resolves
+            what depends on other options anew for each layer: ``on_conflict`` and ``unique_for``.
         is_plain: Not an option: whether a call is published without a further step, because neither
             ``unique`` nor ``cancel_running`` is set. One field costs less than two comparisons.
     """
@@ -132,8 +130,7 @@ class Policy:
     on_duplicate: OnDuplicate = option(OnDuplicate.RETURN_EXISTING, choice, OnDuplicate)
     debounce: float | None = option(None, positive, "None to run as soon as possible")
     debounce_max: float | None = option(None, positive, "None for no bound")
-    user_on_conflict: OnConflict = _SKIP
-    user_unique_for: float | None = None
+    given: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     is_plain: bool = True
 
 
@@ -181,28 +178,27 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
         raise TypeError(f"{where}: unknown option {unknown_option(unknown[0], OPTIONS)}")
     try:
         checked = {name: check_option(Policy, name, value) for name, value in options.items()}
+        given = {**base.given, **checked}
         # The one place where the switch is decided: no layer turns on what another one has off.
         checked["enabled"] = base.enabled and checked.get("enabled", True)
         if checked.get("debounce") is not None:
             checked.setdefault("on_duplicate", OnDuplicate.REPLACE)
             if base.unique is None:
                 checked.setdefault("unique", Unique.UNTIL_START)
-        given = checked.get("on_conflict", base.user_on_conflict)
-        debounce = None if "unique" in options else checked.get("debounce", base.debounce)
-        checked["on_conflict"] = _rule(base, checked, given, debounce)
         if checked.get("unique") is Unique.UNTIL_EXPIRED and "unique_for" not in checked:
             raise ValueError(
                 'unique="until_expired" without unique_for: its default, an hour, bounds a lost '
                 "message, and would be a guess here. Give the period in seconds with it, such as "
                 "unique_for=600: at most one call is published in it, whatever became of its run"
             )
-        given_for = checked.get("unique_for", base.user_unique_for)
-        if given_for is None:
-            checked["unique_for"] = _default_unique_for(checked.get("debounce", base.debounce))
-        given_rules = {"user_on_conflict": given, "user_unique_for": given_for}
-        policy = replace(base, **checked, **given_rules)
-        is_plain = policy.unique is None and not policy.on_conflict.has_feature
-        policy = replace(policy, is_plain=is_plain)
+        policy = replace(base, **checked, given=given)
+        rule = _rule(base, policy, options)
+        policy = replace(
+            policy,
+            on_conflict=rule,
+            unique_for=given.get("unique_for") or _default_unique_for(policy.debounce),
+            is_plain=policy.unique is None and not rule.has_feature,
+        )
         _check_together(policy)
     except (TypeError, ValueError) as exc:
         raise type(exc)(f"{where}: {exc}") from None
@@ -362,9 +358,7 @@ def _default_unique_for(debounce: float | None) -> float:
     return min(max(_DEBOUNCE_PERIODS * debounce, _MIN_UNIQUE_FOR), _UNIQUE_FOR)
 
 
-def _rule(
-    base: Policy, checked: Mapping[str, Any], given: OnConflict, debounce: float | None
-) -> OnConflict:
+def _rule(base: Policy, policy: Policy, options: Mapping[str, Any]) -> OnConflict:
     """The ``on_conflict`` that applies.
 
     With ``unique="until_start"`` it waits without a limit: the waiting call represents all calls
@@ -372,17 +366,18 @@ def _rule(
 
     Args:
         base: The lower layer.
-        checked: The options of the upper layer.
-        given: The merged ``on_conflict`` as given. If only a lower layer sets it, it is meant for
-            other tasks.
-        debounce: Given by the user in this or a lower layer; it sets ``unique``.
+        policy: The layers together.
+        options: The options of the upper layer. If only a lower layer sets ``on_conflict``, it is
+            meant for other tasks.
 
     Raises:
         ValueError: The upper layer itself sets a rule that drops the call.
     """
-    if checked.get("unique", base.unique) is not Unique.UNTIL_START:
+    given: OnConflict = policy.given.get("on_conflict", _SKIP)
+    if policy.unique is not Unique.UNTIL_START:
         return given
-    named = "on_conflict" in checked
+    named = "on_conflict" in options
+    debounce = None if "unique" in options else policy.debounce
     cause = 'unique="until_start"' if debounce is None else f"debounce={debounce:g}"
     if not named and base.unique is Unique.UNTIL_START:
         return base.on_conflict

@@ -147,7 +147,7 @@ def test_a_rule_that_is_a_mapping_has_the_defaults(rule: Any, same: OnConflict) 
         ({"unique_for": "1h"}, TypeError, "give seconds as a number, or a timedelta"),
         ({"on_duplicate": "return_exising"}, ValueError, "did you mean 'return_existing'"),
         ({"on_duplicate": None}, ValueError, "known: raise, replace, return_existing, skip"),
-        ({"user_on_conflict": "skip"}, TypeError, "unknown option 'user_on_conflict'"),
+        ({"given": "skip"}, TypeError, "unknown option 'given'"),
         ({"needs_fence": 1}, TypeError, "give True or False"),
         ({"hold_on_retry": "no"}, TypeError, "give True or False"),
     ],
@@ -320,7 +320,7 @@ def test_which_layer_may_set_what() -> None:
     assert {"ttl", "on_conflict"} <= CALL_OPTIONS
     assert not {"key", "scope", "limit", "min_hold"} & (CALL_OPTIONS | APP_OPTIONS)
     assert {"unique", "unique_for", "on_duplicate"} <= CALL_OPTIONS & APP_OPTIONS
-    assert "user_on_conflict" not in CALL_OPTIONS | APP_OPTIONS
+    assert "given" not in CALL_OPTIONS | APP_OPTIONS
 
 
 # --- unique="until_start": the one waiting call represents all others ----------------------------
