@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from .lease import Holder, Lease
 
@@ -45,6 +45,32 @@ class EventName(StrEnum):
     RESIGNED = "resigned"
 
 
+#: What the data of each event contains, unless docs/reference/events.md says that it may be absent.
+DATA: Final[Mapping[EventName, tuple[str, ...]]] = {
+    EventName.ACQUIRED: ("waited", "fence", "ttl"),
+    EventName.RELEASED: ("held",),
+    EventName.LEASE_LOST: ("reason", "detail", "store", "action"),
+    EventName.RELEASE_FAILED: ("error", "frees_in"),
+    EventName.FREED: ("reason", "by", "detail"),
+    EventName.CONFLICT: ("outcome", "reason", "again"),
+    EventName.DUPLICATE: ("outcome", "phase", "arguments"),
+    EventName.CANCELLED: ("by", "started", "later"),
+    EventName.REQUEUED: ("delay", "reason", "sequence"),
+    EventName.DROPPED: ("reason",),
+    EventName.JOINED: ("position",),
+    EventName.PUBLISHED: ("copies",),
+    EventName.STALLED: ("copies", "routing_key", "advice"),
+    EventName.REMOVED: ("reason",),
+    EventName.STORE_UNREACHABLE: ("store", "error", "action"),
+    EventName.STORE_BACK: ("store", "lasted"),
+    EventName.BROKER_UNREACHABLE: ("broker", "error", "action"),
+    EventName.BROKER_BACK: ("broker", "lasted"),
+    EventName.LEADING: ("fence", "ttl"),
+    EventName.STANDING_BY: (),
+    EventName.RESIGNED: ("why",),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One thing that happened.
@@ -57,7 +83,7 @@ class Event:
         lease: The lease, or empty if the event isn't about one. It's the same text in all events
             of one lease.
         holder: Who holds the key: this task, or after a conflict the other one.
-        data: The data of the event: seconds, numbers and words, never a task's arguments.
+        data: The data of the event (`DATA`): seconds, numbers and words, never a task's arguments.
     """
 
     name: EventName

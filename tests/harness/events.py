@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_singleton_lock.core.events import Event
+from celery_singleton_lock.core.events import DATA, Event
 
 
 class Recorded:
@@ -16,4 +16,6 @@ class Recorded:
 
     def all(self) -> list[Event]:
         """The events so far."""
+        for event in self._events:
+            assert event.data.keys() <= {*DATA[event.name]}, event
         return self._events

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from celery_singleton_lock.core.events import EventName
+from celery_singleton_lock.core.events import DATA, EventName
 
 __all__ = ["LoggedEvent", "events_in", "read_event"]
 
@@ -50,7 +50,7 @@ class LoggedEvent:
 
 
 def read_event(line: str) -> LoggedEvent | None:
-    """The event that ``line`` is about; None if it is about none."""
+    """The event that ``line`` is about, with no fields but its own; None if it is about none."""
     match = _LINE.search(line)
     if match is None or match["event"] not in _NAMES:
         return None
@@ -59,7 +59,9 @@ def read_event(line: str) -> LoggedEvent | None:
     fields = {one["name"]: _text(one["value"]) for one in _FIELD.finditer(rest)}
     task, task_id = ("", "") if subject is None else (subject["task"] or "", subject["id"])
     task_id = task_id or (subject["block"] if subject and subject["block"] else "")
-    return LoggedEvent(EventName(match["event"]), task, task_id, fields, line)
+    name = EventName(match["event"])
+    assert fields.keys() <= {"key", "lease", "holder", *DATA[name]}, line
+    return LoggedEvent(name, task, task_id, fields, line)
 
 
 def events_in(lines: Iterable[str], *names: EventName, **fields: Any) -> Iterator[LoggedEvent]:

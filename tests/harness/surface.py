@@ -27,7 +27,7 @@ from celery_singleton_lock import CallOptions, LockOptions, OnConflict, hold, is
 from celery_singleton_lock.beat import SCHEDULED_AT_HEADER
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.cli.commands import row_of
-from celery_singleton_lock.core.events import Event, EventName
+from celery_singleton_lock.core.events import DATA, Event, EventName
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, OperatorRelease, Token
 from celery_singleton_lock.inspection import held_keys
@@ -298,17 +298,7 @@ def _events() -> Iterator[str]:
     for name in EventName:
         signal, level = vars(SIGNALS[name])["name"], logging.getLevelName(LEVELS[name])
         yield f"{name}: signal {signal}, level {level}"
-    # The fields are arguments of many calls in the code; the page declares them.
-    page = (ROOT / "docs" / "reference" / "events.md").read_text()
-    rows = re.findall(
-        r"^\| (?:`([\w-]+)`)? ?\| ((?:`\w+`(?:, )?)+) \| ",
-        page.partition("\n## Data\n")[2].partition("\n## ")[0],
-        re.MULTILINE,
-    )
-    event = ""
-    for first, names in rows:
-        event = first or event
-        yield from (f"{event}: field {name}" for name in re.findall(r"\w+", names))
+        yield from (f"{name}: field {field}" for field in DATA[name])
 
 
 def _log_fields() -> Iterator[str]:

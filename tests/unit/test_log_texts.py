@@ -58,9 +58,9 @@ def test_a_line_that_does_not_is_found() -> None:
 def test_the_tests_read_a_line_as_the_event_that_was_logged(
     task: str, task_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = {"reason": 'started "work" is not skipped', "sequence": 2, "started": True}
+    data = {"reason": 'started "work" is not skipped', "outcome": "wait", "again": True}
     event = Event(
-        name=EventName.REQUEUED,
+        name=EventName.CONFLICT,
         key="a key",
         task=task,
         task_id=task_id,
@@ -72,8 +72,8 @@ def test_the_tests_read_a_line_as_the_event_that_was_logged(
     found = read_event(f"[2026-11-24 10:00:00: INFO/MainProcess] {caplog.messages[0]}")
     assert found is not None
     assert (found.name, found.task, found.task_id) == (event.name, task, task_id)
-    assert found.has(key="a key", reason="started", sequence=2, started=True)
-    assert not found.has(sequence=20)
+    assert found.has(key="a key", reason="started", outcome="wait", again=True)
+    assert not found.has(outcome="waited")
     assert read_event("singleton: a line that is about no event") is None
 
 
