@@ -40,9 +40,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def source_files() -> set[str]:
-    """What git knows, or would add: not what editors and caches leave behind."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", PACKAGE]
+def source_files(folder: str = PACKAGE) -> set[str]:
+    """What git knows, or would add: not what editors and caches leave behind.
+
+    Outside of git, as in an unpacked source archive, it's what is there.
+    """
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", folder]
+    if not (ROOT / ".git").exists():
+        command = ["find", folder, "-type", "f", "-not", "-path", "*/__pycache__/*"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
 
