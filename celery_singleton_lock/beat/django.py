@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any
 
 from celery.beat import ScheduleEntry
-from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
 
 from ..celery_compat import (
     convert_row_options,
@@ -16,7 +15,12 @@ from ..celery_compat import (
     row_now,
 )
 from .entry import checked_options, leave_out
-from .scheduler import LeaderMixin, like
+from .scheduler import LeaderMixin, end_without, like
+
+try:
+    from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
+except ModuleNotFoundError as exc:
+    end_without("django", "django_celery_beat", exc)
 
 # A row has no column for options['singleton'], so an entry stores the value in the headers column.
 _HEADER = "singleton"

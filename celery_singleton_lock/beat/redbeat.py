@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any
 
 from celery.schedules import schedule
-from redbeat.schedulers import RedBeatScheduler, RedBeatSchedulerEntry, get_redis
 from redis.exceptions import LockError, RedisError
 from redis.lock import Lock
 
@@ -16,7 +15,12 @@ from ..celery_compat import entry_after
 from ..core import observers
 from ..message.times import utc
 from .entry import checked_options, leave_out
-from .scheduler import LeaderMixin, like
+from .scheduler import LeaderMixin, end_without, like
+
+try:
+    from redbeat.schedulers import RedBeatScheduler, RedBeatSchedulerEntry, get_redis
+except ModuleNotFoundError as exc:
+    end_without("redbeat", "redbeat", exc)
 
 logger = logging.getLogger("celery_singleton_lock")
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler, SchedulingError
 from celery.schedules import crontab, schedstate, schedule
@@ -443,6 +443,21 @@ def _candidate(runtime: Runtime) -> Election:
                 raise SettingsError(reason)
         check_leader_ttl(runtime)
         return Election(runtime)
+
+
+def end_without(extra: str, package: str, exc: ModuleNotFoundError) -> NoReturn:
+    """End ``celery beat`` with one log line, because ``package`` isn't installed.
+
+    Raises:
+        SettingsError: The scheduler is imported by another program, which may catch the error.
+        ModuleNotFoundError: Something else is missing, such as a module of Django's settings.
+    """
+    if (exc.name or "").partition(".")[0] != package:
+        raise exc
+    with exit_on_wrong_settings():
+        raise SettingsError(
+            f"this scheduler needs {package}: pip install 'celery-singleton-lock[{extra}]'"
+        ) from exc
 
 
 def tick_of(entry: ScheduleEntry) -> datetime:

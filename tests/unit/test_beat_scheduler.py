@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -18,7 +20,7 @@ from celery.schedules import crontab, schedule
 
 from celery_singleton_lock import SettingsError, SingletonTask
 from celery_singleton_lock.beat import SCHEDULED_AT_HEADER, LeaderScheduler
-from celery_singleton_lock.beat.scheduler import tick_of
+from celery_singleton_lock.beat.scheduler import end_without, tick_of
 from celery_singleton_lock.core import native_threads, observers
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
@@ -460,3 +462,25 @@ def test_a_beat_that_comes_back_in_the_hour_that_comes_twice_ticks_once(minute: 
         "02 01:30",
     ]
     app.close()
+
+
+@pytest.mark.parametrize(
+    ("extra", "package"), [("django", "django_celery_beat"), ("redbeat", "redbeat")]
+)
+def test_a_scheduler_without_its_package_says_in_one_line_what_to_install(
+    extra: str, package: str
+) -> None:
+    without = f"import sys; sys.modules[{package!r}] = None; from celery.bin.celery import main; "
+    program = f"{without}sys.argv[1:] = ['beat', '--scheduler', 'singleton_{extra}']; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1, done
+    assert f"pip install 'celery-singleton-lock[{extra}]'" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_scheduler_does_not_hide_what_else_is_missing() -> None:
+    missing = ModuleNotFoundError("No module named 'proj'", name="proj")
+    with pytest.raises(ModuleNotFoundError, match="proj"):
+        end_without("django", "django_celery_beat", missing)
