@@ -140,10 +140,9 @@ def report(results: Sequence[Result], steps: Sequence[Step]) -> None:
 
 
 def _commits() -> int:
-    counted = subprocess.run(
-        ["git", "rev-list", "--count", "HEAD"], capture_output=True, text=True, check=True
-    )
-    return int(counted.stdout)
+    """How many there are; none in an unpacked source archive."""
+    counted = subprocess.run(["git", "rev-list", "--count", "HEAD"], capture_output=True, text=True)
+    return int(counted.stdout or 0)
 
 
 def _options() -> argparse.Namespace:
