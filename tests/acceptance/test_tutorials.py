@@ -38,6 +38,7 @@ def test_the_first_lock_goes_as_printed(
         assert "account:42" in shown.stdout, shown.stdout + shown.stderr
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
+    assert "process is dead" in run("-m", *command, folder=tmp_path).stdout
     second = worker("tasks", concurrency=4)
     page.check(after)
     second.wait_for_event(EventName.FREED, reason="its process no longer exists")
