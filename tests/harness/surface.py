@@ -151,7 +151,7 @@ class _Page:
     """The members of classes that the page of the API has."""
 
     def __init__(self) -> None:
-        self._classes: dict[str, Any] = {}
+        self._classes: dict[str, set[str] | None] = {}
         self._modules: set[str] = set()
         text = (ROOT / "docs" / "reference" / "api.md").read_text()
         within = ""
@@ -165,7 +165,8 @@ class _Page:
                 name = name.removesuffix("()")
                 if "::" in name:  # a class that is a member of another one
                     cls, _, member = name.partition("::")[2].partition(".")
-                    self._classes.setdefault(f"{within}.{cls}", set()).add(member)
+                    full = f"{within}.{cls}"
+                    self._classes[full] = (self._classes.get(full) or set()) | {member}
                     continue
                 full = name if name.startswith(_PACKAGE) else f"{within}.{name}"
                 chosen = set(re.findall(r"\w+", members))
