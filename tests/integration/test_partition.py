@@ -197,7 +197,7 @@ def test_a_body_goes_on_over_a_member_that_is_cut_off(
         others = [number for number in range(3) if number != cut_off]
         keys = [crash.late.lock_key("k", "all"), crash.early.lock_key("other", "all")]
         with closing(open_store(consensus.url(name, members=others))) as witness:
-            wait_until(lambda: not any(map(witness.inspect, keys)), "both keys are free")
+            wait_until(lambda: not any(map(witness.leases.inspect, keys)), "both keys are free")
     finally:
         consensus.resume(cut_off)
     consensus.leader()
