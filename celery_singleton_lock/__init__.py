@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .task.hold import hold
     from .task.option_types import CeleryOptions, LockOptions, TaskOptions
 
-__version__ = "0.3.0.dev0"
+__version__ = "1.0.0rc1"
 
 __all__ = ["PER_TASK", "CallOptions", "OnConflict", "SingletonTask", "singleton_task"]
 __all__ += ["CeleryOptions", "LockOptions", "TaskOptions"]
