@@ -368,7 +368,7 @@ class Heartbeat:
                 considered, timeout = now, self._patience(now)
             try:
                 replies = self._store.leases.renew(part, timeout=timeout)
-                others += self._note(zip(part, replies, strict=True), sent)
+                others += self._apply(zip(part, replies, strict=True), sent)
                 if self.outages.since:
                     self._end_outages(zip(part, replies, strict=True))
             except Exception as exc:
@@ -384,7 +384,7 @@ class Heartbeat:
         lost = [lease for lease, reply in others if reply in _TAKEN]
         notes: dict[Lease, str | None] = {}
         try:
-            notes.update(zip(lost, notes_on(self._store, lost, NOTES_TIMEOUT), strict=True))
+            notes.update(zip(lost, release_notes_on(self._store, lost, NOTES_TIMEOUT), strict=True))
         except Exception:
             logger.exception(
                 "singleton: unexpected error of the store; losses are reported without it"
@@ -392,7 +392,7 @@ class Heartbeat:
         for lease, reply in others:
             self._take(lease, reply, notes.get(lease))
 
-    def _note(
+    def _apply(
         self, batch: Iterable[tuple[Lease, Renewal]], sent: float
     ) -> list[tuple[Lease, Renewal]]:
         """Note the leases that a request sent at ``sent`` renewed; return the others' replies.
@@ -536,7 +536,7 @@ class Heartbeat:
             self._clock.sleep(_PAUSE_AFTER_FAILURE)
 
 
-def notes_on(store: Store, leases: Sequence[Lease], timeout: float) -> list[str | None]:
+def release_notes_on(store: Store, leases: Sequence[Lease], timeout: float) -> list[str | None]:
     """The operators' notes on the keys of lost ``leases``; None where there is none.
 
     One request for all of them. If the store does not answer, all losses are reported without
@@ -544,8 +544,8 @@ def notes_on(store: Store, leases: Sequence[Lease], timeout: float) -> list[str 
     """
     if leases and store.operators is not None:
         try:
-            keys = [Keyspace.note(lease.key) for lease in leases]
-            return store.operators.notes(keys, timeout=timeout)
+            keys = [Keyspace.release_note(lease.key) for lease in leases]
+            return store.operators.release_notes(keys, timeout=timeout)
         except StoreError:
             pass
     return [None] * len(leases)

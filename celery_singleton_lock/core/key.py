@@ -209,7 +209,7 @@ class Keyspace:
         return f"{shard}}}:last|{name}|{_printable(entry)}"
 
     @staticmethod
-    def note(key: str) -> str:
+    def release_note(key: str) -> str:
         """The operator's note on the last release of ``key``, which may be a claim."""
         shard, _, name = key.partition("}:")
         return f"{shard}}}:freed|{name}"
@@ -303,7 +303,7 @@ class Keyspace:
         return is_shard and "|" not in suffix.partition(":")[0] and ":" in suffix
 
     @staticmethod
-    def shards_note(key: str) -> str:
+    def shard_count(key: str) -> str:
         """The key that stores the number of shards of ``key``'s prefix."""
         return f"{Keyspace.shard(key).rpartition(':')[0]}:0}}:shards"
 

@@ -123,15 +123,15 @@ class Token:
     @classmethod
     def parse(cls, text: str) -> Token:
         """Parse a token; ValueError if ``text`` is not a token."""
-        task, ordinal, nonce = text.split("|")
-        task_id, _, call = task.partition("+")
+        call_id, ordinal, nonce = text.split("|")
+        task_id, _, call = call_id.partition("+")
         nesting, retries = ordinal.split(".")
         return cls(cls.task_id_of(task_id), int(nesting), int(retries), nonce, call)
 
     @staticmethod
-    def task_id_of(name: str) -> str:
+    def task_id_of(call_id: str) -> str:
         """The task id in a value of :attr:`call_id`, which is all that a claim's token contains."""
-        return unquote(name.partition("+")[0], errors="surrogatepass")
+        return unquote(call_id.partition("+")[0], errors="surrogatepass")
 
     def next_attempt(self) -> Token:
         """The token for which a retry reserves the key, for any delivery of the next attempt."""
@@ -220,16 +220,16 @@ class Record:
     def parse(cls, key: str, value: str, ttl: float) -> Record:
         """Parse ``<kind> <token> <fence> <holder json>``; ValueError for any other value.
 
-        A claim has its phase in the place of the fence, and its task's name in that of the token.
+        A claim has its phase in the place of the fence, and its call id in that of the token.
         """
         kind, token, fence, holder = value.split(" ", 3)
-        is_claim, task = kind == Kind.CLAIM, token.partition("|")[0]
+        is_claim, call_id = kind == Kind.CLAIM, token.partition("|")[0]
         return cls(
             key=key,
             kind=Kind(kind),
             token=token,
             fence=None if is_claim else int(fence) or None,
-            holder=Holder.from_json(holder, Token.task_id_of(task)),
+            holder=Holder.from_json(holder, Token.task_id_of(call_id)),
             ttl=ttl,
             phase=Phase(fence) if is_claim else None,
         )

@@ -51,7 +51,7 @@ from typing import Final
 from ..errors import StoreError
 from .clock import Clock
 from .events import EventName, Events
-from .heartbeat import NOTES_TIMEOUT, Heartbeat, notes_on, timeout_for
+from .heartbeat import NOTES_TIMEOUT, Heartbeat, release_notes_on, timeout_for
 from .lease import Lease, Loss, LossReason, reason_of_loss
 from .store import Release, ReleaseReply, Store, Trace
 
@@ -132,7 +132,7 @@ class LeaseEnds:
             self._events.emit_for(lease, EventName.RELEASE_FAILED, error=error, frees_in=frees_in)
 
     def _note_on(self, lease: Lease) -> str | None:
-        return notes_on(self._store, [lease], min(timeout_for(lease.ttl), NOTES_TIMEOUT))[0]
+        return release_notes_on(self._store, [lease], min(timeout_for(lease.ttl), NOTES_TIMEOUT))[0]
 
     def _trace(self, lease: Lease) -> Trace:
         try:

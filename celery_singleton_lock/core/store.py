@@ -61,7 +61,7 @@ OnReply: TypeAlias = Callable[[ReleaseReply | StoreError, bool], None]
 #: What a login lacks that may not use keys of our names.
 NO_KEYS: Final = "keys"
 #: Seconds for which an operator's note on a release stays next to the key.
-NOTE_TTL: Final = 3600.0
+RELEASE_NOTE_TTL: Final = 3600.0
 #: Seconds for which the arguments of a message are kept after a call or a delivery, because the
 #: message may wait in its queue, or be delivered again after a kill. Brokers wait less for an
 #: acknowledgement.
@@ -659,12 +659,12 @@ class NewestCalls(ABC):
     """The newest call for each key, for ``on_conflict="cancel_running"``."""
 
     @abstractmethod
-    def note(
+    def register(
         self, key: str, call: NewestCall, /, *, ttl: float, timeout: float, reservation: str = ""
     ) -> NewestCall:
-        """Note ``call`` as the newest of ``key`` for ``ttl`` seconds; return the newest call.
+        """Register ``call`` as the newest of ``key`` for ``ttl`` seconds; return the newest call.
 
-        A newer call that is noted stays. A time of the call in the future becomes now. For the
+        A newer call that is registered stays. A time of the call in the future becomes now. For the
         newest call, the reservation of ``key`` with the token ``reservation`` is deleted, and a
         client that waits for ``key`` is woken.
         """
@@ -715,11 +715,12 @@ class Operators(ABC):
         """Delete ``key``, of any kind, if ``token`` holds it (None: any token).
 
         Raises the shard's fence, so that a later grant is above the writes of the old holder.
-        With ``by``, the text ``<token> <by as JSON>`` is stored at `Keyspace.note` for `NOTE_TTL`.
+        With ``by``, the text ``<token> <by as JSON>`` is stored at `Keyspace.release_note` for
+        `RELEASE_NOTE_TTL`.
         """
 
     @abstractmethod
-    def notes(self, keys: Sequence[str], /, *, timeout: float) -> list[str | None]:
+    def release_notes(self, keys: Sequence[str], /, *, timeout: float) -> list[str | None]:
         """The notes of :meth:`free` at each of ``keys``, or None; read in one round trip."""
 
     @abstractmethod

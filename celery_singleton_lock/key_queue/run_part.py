@@ -69,8 +69,8 @@ class QueueFeature(Feature):
         A header is no evidence of a place: a foreign publisher may name any key.
         """
         if self._named is not None:
-            task = request.token.call_id
-            if self._queue.position(self._named, task, timeout=self._timeout) is not None:
+            call_id = request.token.call_id
+            if self._queue.position(self._named, call_id, timeout=self._timeout) is not None:
                 self.run.key = self._named
                 request.slots = (self._named,)
             self._named = None

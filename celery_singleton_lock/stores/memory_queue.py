@@ -462,10 +462,10 @@ class MemoryCallQueue(CallQueue):
         if queue and was_head:
             is_delayed = 0.0 < cools <= _LONGEST_DELAY
             hinted = self._hint(key, queue, is_own=is_delayed, delay=cools)
-        first, task = None, hinted.call_id if hinted else ""
+        first, following = None, hinted.call_id if hinted else ""
         if may_return_from is not None:
             first = (token.nesting, may_return_from)
-        self._ends[key, call.call_id] = _CallEnd(token.nonce, first, task)
+        self._ends[key, call.call_id] = _CallEnd(token.nonce, first, following)
         return hinted
 
     def _drop(self, key: str, call: _Call) -> None:

@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 from ..core.key import Keyspace
 from ..core.lease import Holder, Kind, Lease, LossReason, OperatorRelease, Phase, Record, Token
 from ..core.store import (
-    NOTE_TTL,
+    RELEASE_NOTE_TTL,
     RENEWED,
     Acquire,
     Authorization,
@@ -149,18 +149,23 @@ class Draft:
         return record if record and record.kind is Kind.CLAIM else None
 
     def change_claim(
-        self, change: ClaimChange, task: str, *, holder: Holder | None = None, renewed: bool = False
+        self,
+        change: ClaimChange,
+        call_id: str,
+        *,
+        holder: Holder | None = None,
+        renewed: bool = False,
     ) -> None:
-        """Change the claim of ``task``, or write it if the key is free. Keep any other entry.
+        """Change the claim of a call, or write it if the key is free. Keep any other entry.
 
         Args:
             change: The change.
-            task: The owner of the claim.
+            call_id: The call (``Token.call_id``).
             holder: The holder in a claim that is written to a free key.
             renewed: Whether the claim is renewed with a lease.
         """
         claim = self.claim(change.key)
-        is_own = claim is not None and claim.token == task
+        is_own = claim is not None and claim.token == call_id
         if not is_own and self.get(change.key) is not None:
             return
         if change.phase is None:
@@ -168,7 +173,7 @@ class Draft:
                 self.changes[change.key] = None
             return
         publisher = claim.holder if claim else holder or Holder()
-        new = _record(Kind.CLAIM, task, publisher, phase=change.phase)
+        new = _record(Kind.CLAIM, call_id, publisher, phase=change.phase)
         self.changes[change.key] = Entry(new, change.ttl, renewed)
 
 
@@ -192,8 +197,8 @@ def format_value(value: Value) -> str:
     match value:
         case Record(kind=kind, token=token, fence=fence, phase=phase, holder=holder):
             third = phase or (_WRITE_NUMBER_TEXT if fence == _WRITE_NUMBER else fence or 0)
-            task = token.partition("|")[0]
-            return f"{kind} {token} {third} {holder.to_json(Token.task_id_of(task))}"
+            task_id = Token.task_id_of(token.partition("|")[0])
+            return f"{kind} {token} {third} {holder.to_json(task_id)}"
         case Completion(state, sequence, nonce):
             return f"{state} {sequence} {nonce}"
         case str():
@@ -356,16 +361,16 @@ class TransitionClaims(Claims):
         self._store = store
 
     def take(self, request: ClaimRequest, /, *, timeout: float = 0) -> Record | None:
-        task = request.token.call_id
+        call_id = request.token.call_id
 
         def decide(draft: Draft) -> Record | None:
             claim = draft.claim(request.key)
-            if claim and claim.token == task:
+            if claim and claim.token == call_id:
                 if request.prolongs and claim.ttl < request.ttl:
                     draft.changes[request.key] = Entry(claim, request.ttl)
                 return None
             if draft.get(request.key) is None or (claim and claim.token == request.instead_of):
-                new = _record(Kind.CLAIM, task, request.holder, phase=Phase.QUEUED)
+                new = _record(Kind.CLAIM, call_id, request.holder, phase=Phase.QUEUED)
                 draft.changes[request.key] = Entry(new, request.ttl)
                 return None
             record = draft.record(request.key)
@@ -426,7 +431,7 @@ class TransitionOperators(Operators):
                 yield key, value if isinstance(value, str) else format_value(value), entry.ttl
 
     def free(self, key: str, token: str | None, /, by: OperatorRelease | None = None) -> bool:
-        note = Keyspace.note(key)
+        note = Keyspace.release_note(key)
 
         def decide(draft: Draft) -> bool:
             record = draft.record(key)
@@ -435,14 +440,14 @@ class TransitionOperators(Operators):
             draft.changes[key] = None
             if by is not None:
                 draft.get(note)  # a store writes only keys that the decision has read
-                draft.changes[note] = Entry(f"{record.token} {by.to_json()}", NOTE_TTL)
+                draft.changes[note] = Entry(f"{record.token} {by.to_json()}", RELEASE_NOTE_TTL)
             return True
 
         # The number of the next grant is higher than that of this deletion and of the freed lease.
         keys = (key,) if by is None else (key, note)
         return self._store.transact(Transition(keys, decide), OPERATOR_TIMEOUT)[0]
 
-    def notes(self, keys: Sequence[str], /, *, timeout: float = 0) -> list[str | None]:
+    def release_notes(self, keys: Sequence[str], /, *, timeout: float = 0) -> list[str | None]:
         return self._store.read_texts(keys, timeout)
 
 
@@ -499,8 +504,8 @@ def _grant(draft: Draft, request: Acquire, slot: str) -> Granted:
     lease = _record(Kind.LEASE, str(request.token), request.holder, fence=fence)
     draft.changes[slot] = Entry(lease, request.ttl, renewed=True)
     if request.claim is not None and not request.keeps_claim:
-        claim, task = replace(request.claim, ttl=request.ttl), request.token.call_id
-        draft.change_claim(claim, task, holder=request.holder, renewed=True)
+        claim = replace(request.claim, ttl=request.ttl)
+        draft.change_claim(claim, request.token.call_id, holder=request.holder, renewed=True)
     return Granted(key=slot, fence=None)
 
 

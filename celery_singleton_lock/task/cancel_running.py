@@ -49,8 +49,8 @@ class CallOrder:
         self._runtime, self._key, self._timeout = runtime, key, timeout_for(ttl)
         self.called_at = called_at
 
-    def note(self, token: Token, reservation: str = "") -> None:
-        """Note this call as the newest, or find the newer one.
+    def register(self, token: Token, reservation: str = "") -> None:
+        """Register this call as the newest, or find the newer one.
 
         Args:
             token: The token of the delivery.
@@ -64,7 +64,7 @@ class CallOrder:
         options = {"ttl": self._runtime.settings.completion_ttl, "timeout": self._timeout}
         newest = call
         if newest_calls is not None:  # else a worker refuses the option
-            newest = newest_calls.note(self._key, call, **options, reservation=reservation)
+            newest = newest_calls.register(self._key, call, **options, reservation=reservation)
         if newest.call_id != token.call_id:
             self.newer = newest
             return
@@ -125,7 +125,7 @@ class CancelRunningFeature(Feature):
     def granted(self, lease: Lease) -> None:
         """Note the call, and look for newer ones while the body runs."""
         run, order = self.run, self._order
-        order.note(run.delivery.token)
+        order.register(run.delivery.token)
         if order.newer is not None:
             self._end(lease)
         # A retry that the body publishes keeps the time of the call.
@@ -140,7 +140,7 @@ class CancelRunningFeature(Feature):
             return False  # a claim refuses it, and no call holds the key
         order = self._order
         reservation = order.reservation(refused)
-        order.note(self.run.delivery.token, reservation)
+        order.register(self.run.delivery.token, reservation)
         if order.newer is not None:
             self.run.stop_waiting()  # before the next release may hand over
             self._end(None)

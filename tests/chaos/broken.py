@@ -119,14 +119,14 @@ def _without_loss_report() -> None:
 
 def _without_order() -> None:
     """A call is the newest when it arrives, whenever it was made."""
-    note = CallOrder.note
+    note = CallOrder.register
 
     def note_arrival(self: CallOrder, token: Token, reservation: str = "") -> None:
         if not hasattr(self, "_call"):
             self.called_at = None
         note(self, token, reservation)
 
-    CallOrder.note = note_arrival  # type: ignore[method-assign]
+    CallOrder.register = note_arrival  # type: ignore[method-assign]
 
 
 def _without_arguments() -> None:

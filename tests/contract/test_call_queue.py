@@ -995,7 +995,7 @@ def test_a_server_that_has_lost_everything_is_asked_for_its_number_of_shards_aga
 ) -> None:
     (token,) = on_server.joined(1)
     on_server.begin(token)
-    note = Keyspace.shards_note(on_server.key)
+    note = Keyspace.shard_count(on_server.key)
     assert client.exists(note)
     client.flushall()
     client.script_flush()

@@ -11,7 +11,7 @@ import redis
 
 from celery_singleton_lock.core.call_queue import Place
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.heartbeat import notes_on
+from celery_singleton_lock.core.heartbeat import release_notes_on
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import (
     Holder,
@@ -682,13 +682,13 @@ def test_operators_read_completion_records_notes_and_wait_queues_of_all_shards(
     assert isinstance(store.leases.acquire(waiter, timeout=TIMEOUT), Refused)
     assert store.wait_queue.lengths(keys) == [0, 0, 0, 1, 0, 0, 0, 0]
     leases = [lease_of(key, token) for key, token in zip(keys, tokens, strict=True)]
-    assert notes_on(store, leases, TIMEOUT) == [None] * 8
+    assert release_notes_on(store, leases, TIMEOUT) == [None] * 8
     assert all(store.operators.free(key, None, by) for key in keys)
-    notes = notes_on(store, leases, TIMEOUT)
+    notes = release_notes_on(store, leases, TIMEOUT)
     assert notes == [f"{token} {by.to_json()}" for token in tokens]
     texts = {key: text for key, text, _ in store.operators.texts(SPACE.match_all())}
     for key, token in zip(keys, tokens, strict=True):
-        assert texts[Keyspace.note(key)] == f"{token} {by.to_json()}"
+        assert texts[Keyspace.release_note(key)] == f"{token} {by.to_json()}"
         assert texts[Keyspace.completion(key, token.attempt)] == f"- 2 {token.nonce}"
 
 

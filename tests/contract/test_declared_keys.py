@@ -148,14 +148,14 @@ def note_calls(store: RedisStore) -> None:
     take(store, key)
     for number in (1, 2):
         ask(store, key, new_token(), wait_ttl=WAITS)
-        store.newest_calls.note(
+        store.newest_calls.register(
             key, NewestCall(call_id=f"t{number}", called_at=number), ttl=LONG, timeout=TIMEOUT
         )
     become(store, other, take(store, other), Kind.RESERVED)
     reserved = store.leases.inspect(other)
     assert reserved is not None
     call, options = NewestCall(call_id="t", called_at=1.0), {"ttl": LONG, "timeout": TIMEOUT}
-    store.newest_calls.note(other, call, **options, reservation=reserved.token)
+    store.newest_calls.register(other, call, **options, reservation=reserved.token)
     assert store.leases.inspect(other) is None
 
 

@@ -37,7 +37,9 @@ def note(
     store: Store, key: str, task: str, called_at: float | None, reservation: str = ""
 ) -> NewestCall:
     call = NewestCall(call_id=task, called_at=called_at)
-    return store.newest_calls.note(key, call, ttl=LONG, timeout=TIMEOUT, reservation=reservation)
+    return store.newest_calls.register(
+        key, call, ttl=LONG, timeout=TIMEOUT, reservation=reservation
+    )
 
 
 def test_a_call_is_replaced_by_a_newer_one_only(store: RedisStore) -> None:

@@ -406,7 +406,7 @@ def test_a_server_that_lost_its_data_gets_the_number_of_shards_again() -> None:
         fence(store, key)
         fence(store, key)
         with redis.Redis.from_url(server.url()) as client:
-            assert client.get(Keyspace.shards_note(key)) == b"1"
+            assert client.get(Keyspace.shard_count(key)) == b"1"
 
 
 # --- fences --------------------------------------------------------------------------------------

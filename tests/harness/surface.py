@@ -419,13 +419,13 @@ def _keys() -> Iterator[str]:
         "last run of a beat's entry": names.last_run(names.leader("name"), "entry"),
         "fence": names.fence(lock),
         "completion": names.completion(lock, token.attempt),
-        "operator's note": names.note(lock),
+        "operator's note": names.release_note(lock),
         "wait queue": names.wait_queue(lock),
         "newest call": names.newest_call(lock),
         "claim": claim,
         "claim of a period": names.period("task", lock),
         "newest arguments": names.arguments(claim, token.call_id),
-        "number of shards": names.shards_note(lock),
+        "number of shards": names.shard_count(lock),
     }
     yield from (f"{kind}: {key}" for kind, key in kinds.items())
 

@@ -427,7 +427,7 @@ end:
       met = 0 }
 
 #ifdef CANCELS
-  /* The call is noted as the newest, and the body begins; or there is a newer call. [task/cancel_running.py CancelRunningFeature.granted] [task/cancel_running.py CallOrder.note] [stores/redis/lua/newest_call.lua] */
+  /* The call is noted as the newest, and the body begins; or there is a newer call. [task/cancel_running.py CancelRunningFeature.granted] [task/cancel_running.py CallOrder.register] [stores/redis/lua/newest_call.lua] */
   :: d_step { child[me].at == GRANTED ->
       if
 #ifdef NOTED_IF_REFUSED
@@ -458,7 +458,7 @@ end:
       release(FREE, UNKNOWN);
       leave_soon() }
 
-  /* A refused call is noted as the newest, replaces a reservation, and waits; or there is a newer call. [task/cancel_running.py CancelRunningFeature.refused] [task/cancel_running.py CallOrder.note] [task/cancel_running.py CallOrder.reservation] [stores/redis/lua/newest_call.lua] */
+  /* A refused call is noted as the newest, replaces a reservation, and waits; or there is a newer call. [task/cancel_running.py CancelRunningFeature.refused] [task/cancel_running.py CallOrder.register] [task/cancel_running.py CallOrder.reservation] [stores/redis/lua/newest_call.lua] */
   :: d_step { child[me].at == REFUSED ->
       if
       :: IS_OLDER ->

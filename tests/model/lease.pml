@@ -473,7 +473,7 @@ end:
         c[me].beat_trust = 0
       fi }
 
-  /* "Renewed" is read; after the deadline it does not count. [core/heartbeat.py Heartbeat._renew] [core/heartbeat.py Heartbeat._note] */
+  /* "Renewed" is read; after the deadline it does not count. [core/heartbeat.py Heartbeat._renew] [core/heartbeat.py Heartbeat._apply] */
   :: d_step { c[me].beat == YES ->
       if
       :: BELIEVES(me) -> c[me].trust = (c[me].trust > c[me].beat_trust -> c[me].trust : c[me].beat_trust)

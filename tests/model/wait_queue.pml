@@ -275,7 +275,7 @@ end:
       leave();
       verify() }
 
-  /* The heartbeat renews; never a key that is reserved. [stores/redis/lua/renew.lua] [core/heartbeat.py Heartbeat._note] */
+  /* The heartbeat renews; never a key that is reserved. [stores/redis/lua/renew.lua] [core/heartbeat.py Heartbeat._apply] */
   :: d_step { BELIEVES(me) && MINE ->
       left = TTL;
       c[me].trust = TRUST }

@@ -537,7 +537,9 @@ def test_a_loss_is_reported_though_the_note_on_it_cannot_be_read(
 ) -> None:
     lease = bench.hold(ttl=60)
     bench.store.operators.free(lease.key, None, BY)
-    monkeypatch.setattr(bench.store.operators, "notes", lambda keys, timeout: keys[len(keys)])
+    monkeypatch.setattr(
+        bench.store.operators, "release_notes", lambda keys, timeout: keys[len(keys)]
+    )
     bench.advance(20)
     assert lease.loss is not None
     assert lease.loss.reason is LossReason.GONE

@@ -413,7 +413,7 @@ def test_a_global_prefix_is_literally_in_front_of_every_name(start: str) -> None
         *(keyspace.fence(one), keyspace.completion(one, "t|0.0"), keyspace.note(one), claim),
         *(keyspace.period("t", one), keyspace.arguments(claim, "t"), keyspace.wait_queue(one)),
         *(*queue, queue.last_number, queue.ended("t")),
-        *(keyspace.newest_call(one), keyspace.shards_note(one), *keyspace.slots(one, 3)),
+        *(keyspace.newest_call(one), keyspace.shard_count(one), *keyspace.slots(one, 3)),
         *(keyspace.last_run(keyspace.leader("b"), "e"), *keyspace.all_shards()),
         *(*keyspace.beside_acquire(one, "t|0.0"), *keyspace.beside_release(one, "t|0.0")),
     ]

@@ -173,7 +173,7 @@ class KeepsReservations(FlatStore):
         assert self.asked < 1000, "the key is asked for without a pause"
         return super().acquire(request, timeout=timeout)
 
-    def note(self, key: str, call: NewestCall, **options: Any) -> NewestCall:
+    def register(self, key: str, call: NewestCall, **options: Any) -> NewestCall:
         return call
 
     def of(self, keys: Sequence[str], **options: Any) -> list[NewestCall | None]:
@@ -222,7 +222,7 @@ class FailsOnce(FlatStore):
         self.asking.append(run.state.request is request and run.state.waiter is not None)
         return super().acquire(request, timeout=timeout)
 
-    def note(self, key: str, call: NewestCall, **options: Any) -> NewestCall:
+    def register(self, key: str, call: NewestCall, **options: Any) -> NewestCall:
         if not self.failed:
             self.failed = True
             raise StoreUnavailable("no reply")

@@ -16,7 +16,7 @@ class RedisNewestCalls(NewestCalls):
     def __init__(self, runner: ScriptRunner) -> None:
         self._runner = runner
 
-    def note(
+    def register(
         self, key: str, call: NewestCall, *, ttl: float, timeout: float, reservation: str = ""
     ) -> NewestCall:
         queue = Keyspace.wait_queue(key)
@@ -35,5 +35,5 @@ class RedisNewestCalls(NewestCalls):
 
 
 def _call(text: bytes) -> NewestCall:
-    called_at, task = text.decode().split(" ")
-    return NewestCall(call_id=task, called_at=float(called_at))
+    called_at, call_id = text.decode().split(" ")
+    return NewestCall(call_id=call_id, called_at=float(called_at))

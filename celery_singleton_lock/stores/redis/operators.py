@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ...core.key import Keyspace
 from ...core.lease import OperatorRelease, Record
-from ...core.store import NOTE_TTL, Operators
+from ...core.store import RELEASE_NOTE_TTL, Operators
 from ...errors import StoreError, StoreUnavailable
 from ..eviction import risk
 from . import scripts
@@ -39,8 +39,8 @@ class RedisOperators(Operators):
     def free(self, key: str, token: str | None, by: OperatorRelease | None = None) -> bool:
         keys, arguments = [key, Keyspace.fence(key)], [token or ""]
         if by is not None:
-            keys.append(Keyspace.note(key))
-            arguments += [by.to_json(), scripts.milliseconds(NOTE_TTL)]
+            keys.append(Keyspace.release_note(key))
+            arguments += [by.to_json(), scripts.milliseconds(RELEASE_NOTE_TTL)]
         command = scripts.FREE.command(keys, arguments)
         return bool(self._runner.run(command, OPERATOR_TIMEOUT))
 
@@ -169,7 +169,7 @@ class RedisOperators(Operators):
         each = iter(replies)
         return zip(keys, each, each, strict=False)
 
-    def notes(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
+    def release_notes(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
         return self._runner.texts(keys, timeout)
 
 

@@ -131,7 +131,7 @@ class ScriptRunner:
         """
         if Keyspace.fence(key) in self.known_shards or self._shards is None:
             return False
-        if Keyspace.shards_note(key) in map(Keyspace.shards_note, list(self.known_shards)):
+        if Keyspace.shard_count(key) in map(Keyspace.shard_count, list(self.known_shards)):
             self.known_shards.add(Keyspace.fence(key))
             return False
         if problem := self.problem_with_shards(key, timeout):
@@ -153,7 +153,7 @@ class ScriptRunner:
             StoreError: The store refuses the request.
             StoreUnavailable: The store doesn't answer.
         """
-        note = Keyspace.shards_note(key)
+        note = Keyspace.shard_count(key)
         noted = int(self.run(scripts.SHARDS.command([note], [f"{self._shards}"]), timeout))
         if noted != self._shards:
             return (

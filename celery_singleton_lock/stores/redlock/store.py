@@ -285,8 +285,8 @@ class RedlockOperators(Operators):
                 )
         return max(poll.answers, key=risk)
 
-    def notes(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
-        """See `Operators.notes`. For each key, the note that counts among a majority's."""
+    def release_notes(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
+        """See `Operators.release_notes`. For each key, the note that counts among a majority's."""
         return self._votes.texts(keys, timeout)
 
 

@@ -105,11 +105,13 @@ class OperatorContract(Part):
         claim = Keyspace.claim("task", key)
         do.publish(store, claim, token)
         assert operators_of(store).free(key, str(do.new_token()), by) is False
-        assert operators_of(store).notes([Keyspace.note(key)], timeout=TIMEOUT) == [None]
+        assert operators_of(store).release_notes([Keyspace.release_note(key)], timeout=TIMEOUT) == [
+            None
+        ]
         assert operators_of(store).free(key, str(token), by) is True
         assert operators_of(store).free(claim, None, by) is True
-        notes = [Keyspace.note(name) for name in (key, claim)]
-        texts = operators_of(store).notes(notes, timeout=TIMEOUT)
+        notes = [Keyspace.release_note(name) for name in (key, claim)]
+        texts = operators_of(store).release_notes(notes, timeout=TIMEOUT)
         owners = [str(token), token.call_id]
         assert texts == [f"{owner} {by.to_json()}" for owner in owners]
         assert OperatorRelease.parse(texts[0] or "") == replace(by, token=str(token))
@@ -119,7 +121,7 @@ class OperatorContract(Part):
 
     def test_completion_records_and_notes_are_found_by_their_names(self, store: Store) -> None:
         key, token = do.held(store)
-        completion, note = Keyspace.completion(key, token.attempt), Keyspace.note(key)
+        completion, note = Keyspace.completion(key, token.attempt), Keyspace.release_note(key)
         do.mark(store, key, token, CompletionState.WAITING, 3)
         operators_of(store).free(key, None, OperatorRelease(user="ann", host="ops-1"))
         found = {name: text for name, text, _ in operators_of(store).texts(KEYSPACE.match_all())}
