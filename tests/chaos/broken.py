@@ -28,7 +28,7 @@ from celery_singleton_lock.core.store import Acquire, GrantedArguments
 from celery_singleton_lock.key_queue.sweep import QueueSweep
 from celery_singleton_lock.stores.redis import scripts as redis_scripts
 from celery_singleton_lock.stores.redis.leases import RedisLeases
-from celery_singleton_lock.stores.redlock.store import RedlockStore
+from celery_singleton_lock.stores.redlock.contest import Contest
 from celery_singleton_lock.task.cancel_running import CallOrder
 from celery_singleton_lock.task.context import Block
 from celery_singleton_lock.worker import discarded
@@ -58,6 +58,12 @@ def break_on_purpose(part: str) -> None:
         os._exit(70)
 
 
+def _replace(owner: Any, name: str, value: Any) -> None:
+    """Replace what ``owner`` has under this name: what it hasn't, nothing would ask for."""
+    assert hasattr(owner, name), f"{owner} has no {name!r} any more"
+    setattr(owner, name, value)
+
+
 def _without_owner_check() -> None:
     """A release frees the key, also when another holds it by now."""
     _replace_script(redis_scripts.RELEASE, _DELETE)
@@ -72,38 +78,37 @@ def _replace_script(script: redis_scripts.Script, source: bytes) -> None:
 def _without_server_clock() -> None:
     """A fence is the number of the grant, as the server has counted them."""
     for script in (redis_scripts.ACQUIRE, redis_scripts.ACQUIRE_ARGUMENTS):
-        _replace_script(script, script.source.replace(b"redis.call('TIME')", b"{0, 0}"))
+        _edit(script, b"redis.call('TIME')", b"{0, 0}")
 
 
 def _without_quarantine() -> None:
     """A node of Redlock votes as soon as it is up, whatever it has forgotten."""
-    open_nodes = RedlockStore.__init__
+    start = Contest.__init__
 
-    def open_without_quarantine(self: Any, *args: Any, **options: Any) -> None:
-        open_nodes(self, *args, **options)
-        self._quarantine = 0.0
+    def start_without_quarantine(self: Any, *args: Any) -> None:
+        start(self, *args)
+        _replace(self, "_quarantine", 0.0)
 
-    RedlockStore.__init__ = open_without_quarantine  # type: ignore[method-assign]
+    _replace(Contest, "__init__", start_without_quarantine)
 
 
 def _without_renewal() -> None:
     """A lease lasts for its ttl, and that is that: neither its holder renews it nor the parent."""
-    Heartbeat._due = lambda self: []  # type: ignore[method-assign]
-    ParentHeartbeat._renew = lambda self, late: None  # type: ignore[method-assign]
+    _replace(Heartbeat, "_due", lambda self: [])
+    _replace(ParentHeartbeat, "_renew", lambda self, late: None)
 
 
 def _without_local_deadline() -> None:
     """What was granted is trusted until the store says otherwise: silence changes nothing."""
-    lease: Any = Lease
-    lease.lost = property(lambda self: self.released_at is not None or self.loss is not None)
-    lease.remaining = lambda self: 0.0 if self.lost else float("inf")
-    Heartbeat._declare_overdue = lambda self: None  # type: ignore[method-assign]
+    is_over = property(lambda self: self.released_at is not None or self.loss is not None)
+    _replace(Lease, "lost", is_over)
+    _replace(Lease, "remaining", lambda self: 0.0 if self.lost else float("inf"))
+    _replace(Heartbeat, "_declare_overdue", lambda self: None)
 
 
 def _without_nonce() -> None:
     """All deliveries of a message look the same, so a duplicate is granted its sibling's lease."""
-    module: Any = request_module
-    module.mint_nonce = lambda: "0"
+    _replace(request_module, "mint_nonce", lambda: "0")
 
 
 def _without_loss_report() -> None:
@@ -114,19 +119,19 @@ def _without_loss_report() -> None:
         if event.name is not EventName.LEASE_LOST:
             emit(self, event)
 
-    Events.emit = emit_all_but_losses  # type: ignore[method-assign]
+    _replace(Events, "emit", emit_all_but_losses)
 
 
 def _without_order() -> None:
     """A call is the newest when it arrives, whenever it was made."""
-    note = CallOrder.register
+    register = CallOrder.register
 
-    def note_arrival(self: CallOrder, token: Token, reservation: str = "") -> None:
+    def register_arrival(self: CallOrder, token: Token, reservation: str = "") -> None:
         if not hasattr(self, "_call"):
             self.called_at = None
-        note(self, token, reservation)
+        register(self, token, reservation)
 
-    CallOrder.register = note_arrival  # type: ignore[method-assign]
+    _replace(CallOrder, "register", register_arrival)
 
 
 def _without_arguments() -> None:
@@ -139,41 +144,38 @@ def _without_arguments() -> None:
             self._runner.connections.run([("DEL", request.claim.arguments)], timeout)
         return reply
 
-    RedisLeases.acquire = acquire_and_forget  # type: ignore[method-assign]
+    _replace(RedisLeases, "acquire", acquire_and_forget)
 
 
 def _without_observer_thread() -> None:
     """Observers run on the thread that emits the event, so renewals wait for them."""
-    module: Any = observers
-    module.elsewhere = nullcontext
+    _replace(observers, "elsewhere", nullcontext)
 
 
 def _without_haste() -> None:
     """The end of a connection changes nothing: a loss is found at the next renewal by the clock."""
-    Heartbeat.hasten = lambda self: None  # type: ignore[method-assign]
+    _replace(Heartbeat, "hasten", lambda self: None)
 
 
 def _without_host_identity() -> None:
     """A holder counts as dead if this host has its name and no process with its PID."""
-    modules: Any = (runtime, locker)
     name = f"{os.uname().nodename:_<14.14}"
 
     def is_dead(identity: str, pid: int, own: str) -> bool:
         return identity == own and not psutil.pid_exists(pid)
 
-    for module in modules:
-        module.identity_of_this_process = lambda: name
-        module.is_proven_dead = is_dead
+    _replace(runtime, "identity_of_this_process", lambda: name)
+    _replace(locker, "is_proven_dead", is_dead)
 
 
 def _with_wall_clock() -> None:
     """Deadlines are moments of the host's wall clock."""
-    SystemClock.now = staticmethod(time.time)
+    _replace(SystemClock, "now", staticmethod(time.time))
 
 
 def _without_resignation() -> None:
     """A beat leads on, though it can send nothing."""
-    Election.resign_if_stalled = lambda self, term: None  # type: ignore[method-assign]
+    _replace(Election, "resign_if_stalled", lambda self, term: None)
 
 
 def _without_limit() -> None:
@@ -183,14 +185,14 @@ def _without_limit() -> None:
     def slots_and_another(key: str, limit: int) -> tuple[str, ...]:
         return slots(key, limit + 1 if limit > 1 else limit)
 
-    Keyspace.slots = staticmethod(slots_and_another)  # type: ignore[method-assign]
+    _replace(Keyspace, "slots", staticmethod(slots_and_another))
 
 
 def _without_tasks_beside_hold() -> None:
     """A ``hold()`` excludes others of its key, and no task."""
     request: Any = Block._request
-    block: Any = Block
-    block._request = lambda self, runtime, key: request(self, runtime, f"{key}-of-hold")
+    own = lambda self, runtime, key: request(self, runtime, f"{key}-of-hold")  # noqa: E731
+    _replace(Block, "_request", own)
 
 
 def _edit(script: redis_scripts.Script, old: bytes, new: bytes) -> None:
@@ -202,18 +204,18 @@ def _edit(script: redis_scripts.Script, old: bytes, new: bytes) -> None:
 
 def _without_head_check() -> None:
     """A call that is not at the head of its queue is granted the key if that is free."""
-    _edit(redis_scripts.QUEUE_ACQUIRE, b"(head and head ~= task) or ", b"")
+    _edit(redis_scripts.QUEUE_ACQUIRE, b"(head and head ~= id) or ", b"")
 
 
 def _without_message() -> None:
     """A call that joins at a worker gets a place, and its message is not stored."""
-    store = b"redis.call('HSET', calls, '+' .. task, ARGV[6])"
+    store = b"redis.call('HSET', calls, '+' .. id, ARGV[6])"
     _edit(redis_scripts.QUEUE_JOIN, store, b"")
 
 
 def _without_looks() -> None:
     """A hint that got lost is lost."""
-    QueueSweep.start = lambda self: None  # type: ignore[method-assign]
+    _replace(QueueSweep, "start", lambda self: None)
 
 
 def _absent_means_ended() -> None:
@@ -227,14 +229,13 @@ def _absent_means_ended() -> None:
 
 def _without_discards() -> None:
     """The claim of a message that a worker discards stays."""
-    discarded._discard = lambda app, message, reason: None
-    mixin: Any = SingletonRequestMixin
-    mixin._discard = lambda self, reason: None
+    _replace(discarded, "_discard", lambda app, message, reason: None)
+    _replace(SingletonRequestMixin, "_discard", lambda self, reason: None)
 
 
 def _without_repetition() -> None:
     """What the store does not answer is not sent again."""
-    RetryQueue.catch_up = lambda self: self._unanswered.clear()  # type: ignore[method-assign]
+    _replace(RetryQueue, "catch_up", lambda self: self._unanswered.clear())
 
 
 BREAKAGES: dict[str, Callable[[], None]] = {
