@@ -8,6 +8,7 @@ import redis
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind
+from celery_singleton_lock.core.store import operators_of
 from celery_singleton_lock.stores import open_store
 
 #: Remaining seconds only ever fall by themselves; a rise of more than this is a renewal.
@@ -62,7 +63,7 @@ class LeaseView:
 
     def _read(self) -> Iterator[HeldLease]:
         keyspace = Keyspace(self._prefix, global_prefix=f"{self._prefix}:")  # as in app.py
-        for record in self._store.scan(keyspace.match_all()):
+        for record in operators_of(self._store).scan(keyspace.match_all()):
             if record.kind is Kind.LEASE and record.fence is not None:
                 yield HeldLease(
                     key=record.key,
