@@ -1,7 +1,7 @@
 """The interface between a task run and the options that only some tasks have.
 
-Such an option is a `Feature`, in a file that has its name. A run calls its features at fixed
-points, and a run without them touches none of their code. `run.FEATURES` lists them.
+Such an option is a `Feature`. A run calls its features at fixed points, and a run without them
+touches none of their code. `task.acquire.FEATURES` lists them.
 """
 
 from __future__ import annotations

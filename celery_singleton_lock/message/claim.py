@@ -15,7 +15,7 @@ Non-guarantees
 
 State model, in the store::
 
-    take_claim -> queued --acquire, until_done--> running --retry--> retrying --acquire--> running
+    take -------> queued --acquire, until_done--> running --retry--> retrying --acquire--> running
                |  ^                             |  +--requeued-----------> queued
                |  +--requeued, retry            +--ended--> (free)
                +--acquire, until_start; discarded; ended without a run--> (free)

@@ -18,7 +18,8 @@ _RULES: Final = (Skip, Revoke, Retry, Wait, Raise, CancelRunning, Queue)
 for _rule in _RULES:
     ACTIONS[_rule.action] = _rule
     setattr(OnConflict, _rule.action, _rule)
-    # Users write OnConflict.retry(...), and read that in a repr.
+    # Users write OnConflict.retry(...), and read that in a repr; pickle finds it there, too.
+    _rule.__module__ = __name__
     _rule.__name__, _rule.__qualname__ = _rule.action, f"OnConflict.{_rule.action}"
 
 __all__ = [

@@ -79,15 +79,12 @@ def publish_call(
     sending = _Sending(header) if task.singleton_publishes_through_others else None
     if sending is not None:
         send = _keeping(sending, send)
-    if running is not None:
-        send = counting(running, send)
     policy = task.singleton_policy(header.get("options"))
-    if policy.is_plain:
-        return send(task_id, options)
     if isinstance(policy.on_conflict, CancelRunning):
-        header.setdefault("called_at", Runtime.of(app).clock.wall())  # see cancel_running.py
+        # See task/cancel_running.py.
+        header.setdefault("called_at", Runtime.of(app).clock.wall())
     if policy.unique is None and not isinstance(policy.on_conflict, Queue):
-        return send(task_id, options)
+        return counting(running, send)(task_id, options)
     call = _KeyedCall(
         task, args or (), kwargs or {}, options, task_id, policy, header, running, given
     )
@@ -126,13 +123,12 @@ def _publish_with_key(call: _KeyedCall, send: Send, sending: _Sending | None) ->
     eager = bool(task.app.conf.task_always_eager)
     runtime = Runtime.of(task.app, eager=eager)
     key = _key_of(task, runtime, call.args, call.kwargs, options)
-    if key is None:
-        return send(call.task_id, options)
     is_next_attempt = call.is_next_attempt
     joins = False
-    if isinstance(policy.on_conflict, Queue) and not eager:
+    if key is not None and isinstance(policy.on_conflict, Queue) and not eager:
         send, joins = _joining(call, runtime, key, send, is_next_attempt)
-    if policy.unique is None:
+    send = counting(call.running, send)  # last: a call that could not join was not sent
+    if key is None or policy.unique is None:
         return send(call.task_id, options)
     if is_next_attempt:
         carry_claim(runtime, call.running.request, call.header, task.name, key, policy)
@@ -185,9 +181,11 @@ def _joining(
 def counting(running: Any, send: Send) -> Send:
     """``send``, which also counts the messages that the ``running`` task sends, by their id.
 
-    A message is counted after the broker has accepted it. So a body that repeats a failed send
-    makes no second call, and lease and claim keep the name of the first.
+    A message is counted after the broker, or the queue of its key, has accepted it. So a body that
+    repeats a failed send makes no second call, and lease and claim keep the name of the first.
     """
+    if running is None:
+        return send
 
     def send_and_count(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
         result = send(task_id, options)

@@ -111,7 +111,7 @@ def claim_and_send(
         publication.replace_arguments(
             *arguments, options.get("serializer") or app.conf.task_serializer
         )
-    return publication.publish(send if running is None else counting(running, send))
+    return publication.publish(counting(running, send))
 
 
 async def aclaim_and_send(

@@ -117,17 +117,19 @@ class _Queue:
 
 @dataclass(frozen=True, slots=True)
 class _CallEnd:
-    """The end of a call, which is never forgotten.
+    """The end of a call.
 
     Attributes:
         nonce: That of the delivery that has ended it.
         may_return_from: The first attempt that may still come; None: none may.
         hinted: The call that was hinted then.
+        until: When it is forgotten.
     """
 
     nonce: str
     may_return_from: tuple[int, int] | None
     hinted: str
+    until: float
 
     def includes(self, token: Token) -> bool:
         """Whether the attempt of ``token`` has ended."""
@@ -230,7 +232,7 @@ class MemoryCallQueue(CallQueue):
         if is_undone:
             call.begins -= 1
         if ended_ttl is not None and not is_newer:
-            return self._take_out(key, call, token, request.may_return_from, cools)
+            return self._take_out(key, call, token, ended_ttl, request.may_return_from, cools)
         self._queues[key].due = self._clock.now() + _DEADLINE + request.due_in
         if has_begun and (call.late or not request.has_begun):
             call.state = "h"  # the broker delivers its message again
@@ -394,7 +396,7 @@ class MemoryCallQueue(CallQueue):
                 return Removal.RUNNING, None
             if kind is Kind.RESERVED:  # for its retry
                 self._operators.free(key, None)
-            hinted = self._take_out(key, call, token, request.may_return_from)
+            hinted = self._take_out(key, call, token, request.ended_ttl, request.may_return_from)
             return Removal.REMOVED, hinted.hint(key) if hinted else None
 
     # --- inside ----------------------------------------------------------------------------------
@@ -411,7 +413,8 @@ class MemoryCallQueue(CallQueue):
         return queue.calls.get(call_id) if queue else None
 
     def _end_of(self, key: str, call_id: str) -> _CallEnd | None:
-        return self._ends.get((key, call_id))
+        end = self._ends.get((key, call_id))
+        return end if end and self._clock.now() < end.until else None
 
     def _has_ended(self, key: str, token: Token) -> bool:
         end = self._end_of(key, token.call_id)
@@ -448,6 +451,7 @@ class MemoryCallQueue(CallQueue):
         key: str,
         call: _Call,
         token: Token,
+        ttl: float,
         may_return_from: int | None,
         cools: float = 0.0,
     ) -> _Call | None:
@@ -465,7 +469,10 @@ class MemoryCallQueue(CallQueue):
         first, following = None, hinted.call_id if hinted else ""
         if may_return_from is not None:
             first = (token.nesting, may_return_from)
-        self._ends[key, call.call_id] = _CallEnd(token.nonce, first, following)
+        now = self._clock.now()
+        while self._ends and (oldest := next(iter(self._ends.items())))[1].until <= now:
+            del self._ends[oldest[0]]
+        self._ends[key, call.call_id] = _CallEnd(token.nonce, first, following, now + ttl)
         return hinted
 
     def _drop(self, key: str, call: _Call) -> None:

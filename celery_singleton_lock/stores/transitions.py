@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
@@ -251,7 +251,7 @@ class Transition(Generic[Reply]):
     likely_free: str = ""
 
 
-class TransitionStore(Store):
+class TransitionStore(Store, ABC):
     """A store that reads entries, applies a transition, and writes if none of them has changed.
 
     A subclass implements ``capabilities``, ``transact`` and ``entries``. Its constructor calls that

@@ -11,6 +11,7 @@ from celery_singleton_lock.core.lease import LossReason
 from celery_singleton_lock.core.store import (
     RENEWED,
     Granted,
+    QueuedAcquire,
     Refused,
     Release,
     ReleaseReply,
@@ -19,6 +20,7 @@ from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavail
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
+from celery_singleton_lock.testing.contract.steps import HOLDER
 from example_project.private_server import PrivateServer, free_port
 from tests.harness.deliveries import wait_until
 from tests.harness.sentinels import MASTER, Sentinels, client_of, cut_replication
@@ -243,3 +245,13 @@ def test_a_server_without_replicas_grants_nothing_that_waits_for_them(
         with closing(RedisStore(server.url(), wait_replicas=1)) as waiting:
             assert isinstance(ask(waiting, key, new_token()), Refused)
         store.leases.release(Release(keys=(key,), token=token), timeout=TIMEOUT)
+
+
+def test_a_call_of_a_queue_that_too_few_replicas_have_has_not_begun(server: PrivateServer) -> None:
+    """Acknowledged early, it would be taken for lost, though it never ran."""
+    slots, token = (new_key(),), new_token()
+    request = QueuedAcquire(slots=slots, token=token, holder=HOLDER, ttl=60.0, late=False)
+    with closing(RedisStore(server.url(), wait_replicas=1)) as store:
+        for _ in range(2):  # the locker asks twice with one token
+            with pytest.raises(StoreUnavailable, match=r"0 replica.*given back"):
+                store.leases.acquire(request, timeout=0.5)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from datetime import timedelta
 from typing import Any
 
@@ -265,6 +267,12 @@ def test_a_wrong_rule_for_conflicts_is_refused_when_it_is_made(make: Any, remedy
 def test_a_retry_never_gives_up_unless_its_user_sets_a_bound(rule: Any) -> None:
     assert policy(on_conflict=rule).on_conflict.max_wait is None
     assert policy(on_conflict=OnConflict.retry(max_wait=3600)).on_conflict.max_wait == 3600
+
+
+@pytest.mark.parametrize("rule", [*map(OnConflict.of, ACTIONS)], ids=repr)
+def test_a_rule_is_pickled_copied_and_printed_as_it_is_written(rule: OnConflict) -> None:
+    assert pickle.loads(pickle.dumps(rule)) == copy.deepcopy(rule) == rule
+    assert repr(rule).startswith(f"OnConflict.{rule.action}(")
 
 
 def test_a_longest_delay_shorter_than_the_first_is_refused() -> None:

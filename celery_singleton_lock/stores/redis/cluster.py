@@ -68,6 +68,7 @@ from .connection import Connection, Connections
 from .leases import RedisLeases
 from .runner import ScriptRunner
 from .store import RedisStore
+from .wait_queue import RedisWaitQueue
 
 R = TypeVar("R", bound=Release)
 H = TypeVar("H")
@@ -600,6 +601,7 @@ class ClusterStore(RedisStore):
         super().__init__(url, options=options, connect=NodeConnections)
         self._remote = remote = RemoteClaims(self.runner)
         self.leases = ClusterLeases(self.runner, fence_base, wait_replicas, remote)
+        self.wait_queue = RedisWaitQueue(self.runner, self.leases)
         self.call_queue = ClusterCallQueue(self.runner, remote)
         self.async_releases = ClusterAsyncReleases(self.runner)
 

@@ -19,6 +19,7 @@ from ...core.store import (
     Granted,
     Leases,
     Mark,
+    QueuedRelease,
     Refused,
     Release,
     ReleaseReply,
@@ -88,12 +89,19 @@ class RedisLeases(Leases):
             found = slot_or_refusal(reply)
         if self._wait_replicas and isinstance(found, Granted) and replies[1] < self._wait_replicas:
             with suppress(StoreError):  # the ttl frees the key; no body runs with this lease
-                self.release(request.undo(), timeout=timeout)
+                self._undo(request, timeout)
             raise StoreUnavailable(
                 f"{replies[1]} replica(s) had the grant of {found.key!r} in time, and "
                 f"wait_replicas asks for {self._wait_replicas}: it was given back"
             )
         return found
+
+    def _undo(self, request: Acquire, timeout: float) -> None:
+        undo = request.undo()
+        if isinstance(undo, QueuedRelease):  # else its call would count as begun
+            self._runner.run(scripts.queued_release_command(undo), timeout)
+        else:
+            self.release(undo, timeout=timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         # Pending releases are not resent here, because all other leases would wait for that.

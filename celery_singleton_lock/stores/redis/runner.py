@@ -153,6 +153,8 @@ class ScriptRunner:
             StoreError: The store refuses the request.
             StoreUnavailable: The store doesn't answer.
         """
+        if self._shards is None:
+            return ""
         note = Keyspace.shard_count(key)
         noted = int(self.run(scripts.SHARDS.command([note], [f"{self._shards}"]), timeout))
         if noted != self._shards:
