@@ -109,8 +109,8 @@ class Policy:
         on_conflict: The rule that applies: the user's, unless ``unique="until_start"`` replaces it.
         given: Not an option: the options as users gave them, of all layers. :func:`merge` resolves
             what depends on other options anew for each layer: ``on_conflict`` and ``unique_for``.
-        is_plain: Not an option: whether a call is published without a further step, because neither
-            ``unique`` nor ``cancel_running`` is set. One field costs less than two comparisons.
+        is_plain: Not an option: whether a call needs no further step, because neither ``unique`` is
+            set nor a rule with a feature. One field costs less than two comparisons.
     """
 
     enabled: bool = option(True, flag)

@@ -26,9 +26,9 @@ class Ending:
     Attributes:
         goes_on: Whether another message of it follows: a retry, or this one comes back.
         due_in: Seconds until that message is due.
-        may_return_from: The retries of the first attempt that may still come to this key though the
-            call does not go on: of this one, if Celery rejects it, because the broker may
-            dead-letter it; of the next one, if that has another key. None: the call has ended.
+        may_return_from: The retries of the earliest attempt whose message may still arrive at this
+            key: those of this attempt if Celery rejects it, because the broker may dead-letter it,
+            or those of the next one if that has another key. None: none may, the call has ended.
     """
 
     goes_on: bool = False

@@ -15,14 +15,15 @@ State model of a call::
 
     (absent) --join--> waits --hint--> hinted --acquire--> begun --release--> (absent, ended)
                          ^                ^                  |
-                         |                +--release, look---+
+                         |                +--release, sweep--+
                          +--join of its next message---------+
 
     A call that has begun, and whose lease has ended, is hinted again by a sweep. If its messages
     are acknowledged early and no newer one has joined, it is overdue instead, and the next sweep,
-    five seconds later, takes it for lost: it leaves, and never begins again. Meanwhile a client
-    that got no reply to its acquire may release it: it knows that no run has begun. A call that has
-    begun by one message as often as it may leaves at the next acquire, and a sweep ends it as lost.
+    five seconds later, takes it for lost: it leaves, and never begins again. In these seconds a
+    client whose acquire got no reply may still release the call, because it knows that it began no
+    run. A call that has begun by one message as often as it may leaves at the next acquire, and a
+    sweep ends it as lost.
 
 Failure handling
     An operation without a reply is repeated, and has the same reply.
@@ -112,7 +113,7 @@ class Place(StrEnum):
     WAITING = "waiting"
     HINTED = "hinted"  # the caller publishes the message
     ENDED = "ended"  # the call has ended
-    FULL = "full"  # as many calls wait as may
+    FULL = "full"  # as many calls are in the queue as may
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +264,9 @@ class CallQueue(ABC):
 
     @abstractmethod
     def leave(self, key: str, call_id: str, /, *, timeout: float) -> Removal | Hint:
-        """Make a call that is not running leave. It never begins, and keeps the queue waiting.
+        """Make a call that is not running leave. It never begins.
+
+        The calls behind it wait until it is removed.
 
         Returns:
             The call, for its result. It is then removed. A repeated request has the same reply.

@@ -91,7 +91,7 @@ class QueueFeature(Feature):
             return True
         if place is Place.FULL:
             self._refuse(
-                f"{depth} calls wait for {self.run.key!r}, as many as may "
+                f"{depth} calls are in the queue of {self.run.key!r}, as many as may "
                 "(OnConflict.queue(max_waiting=...))",
                 refused,
             )

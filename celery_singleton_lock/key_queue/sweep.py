@@ -1,4 +1,4 @@
-"""The sweeps queues whose time has come: a hint is late, a lease has ended, a call is lost.
+"""Sweeps the queues whose time has come: a hint is late, a lease has ended, a call is lost.
 
 Overview
     One thread in each parent sweeps some shards once a second, chosen at random, and at

@@ -1,7 +1,7 @@
 """What a call does when another call holds its key: the base class of all rules.
 
 Each rule is a file of this folder: its options and their check, and what it decides. `ACTIONS`
-lists them. A rule that takes part in a run besides has a feature (`run_feature`).
+lists them. A rule that also acts during a run has a feature as well (`run_feature`).
 """
 
 from __future__ import annotations

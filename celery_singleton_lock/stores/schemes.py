@@ -102,7 +102,7 @@ def open_store(
         "wait_replicas": wait_replicas,
     }
     if scheme not in _STORES:
-        return _registered(scheme)(url, **arguments)
+        return _complete(_registered(scheme)(url, **arguments), scheme)
     path, taken = _STORES[scheme]
     if scheme in _SENTINEL:
         arguments["connect"] = _imported("redis.sentinel:SentinelConnections", scheme)
@@ -128,6 +128,17 @@ def _imported(path: str, scheme: str) -> Any:
             f"a store with the scheme {scheme!r} needs a client that is not installed ({exc}): "
             f'pip install "celery-singleton-lock[{extra}]"'
         ) from exc
+
+
+def _complete(store: Store, scheme: str) -> Store:
+    """The store of another package, which has the parts that every store needs."""
+    for part in ("capabilities", "leases", "claims"):
+        if not hasattr(store, part):
+            raise SettingsError(
+                f"the store for {scheme!r} is a {type(store).__name__} without {part}: each store "
+                "needs capabilities, leases and claims, see celery_singleton_lock.core.store.Store"
+            )
+    return store
 
 
 def _registered(scheme: str) -> Callable[..., Store]:

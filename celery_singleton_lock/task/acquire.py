@@ -120,7 +120,7 @@ class _Tries:
         """Ask for the lease once.
 
         Returns:
-            What a refusal by another call would mean, if that was needed beforehand, and the reply.
+            The decision if another call refuses (None: not needed beforehand), and the reply.
         """
         run, waiter, ahead = self._run, self.waiter, None
         if waiter is not None:
@@ -141,13 +141,13 @@ class _Tries:
         if _is_of_another_message(run, refused):
             self._request = replace(self._request, token=_renamed(run))
             return None
-        conflict = _conflict_of(run, refused, ahead, self._waited)
-        if conflict is None:
+        decision = _decision_about(run, refused, ahead, self._waited)
+        if decision is None:
             return None
-        if waiter is None or conflict.outcome is not Outcome.WAIT:
-            return conflict
+        if waiter is None or decision.outcome is not Outcome.WAIT:
+            return decision
         if not self._is_reported:  # only once, because the wait may be long
-            _report_conflict(run, conflict, refused)
+            _report_conflict(run, decision, refused)
             self._is_reported = True
         waiter.wait(refused, self._timeout - self._waited)
         return None
@@ -232,15 +232,15 @@ def _decide_ahead(run: TaskRun, request: Acquire, waited: float) -> tuple[Acquir
     Returns:
         The request that says whether this message ends, and the decision.
     """
-    conflict = _decide(run, Relation.OTHER, waited)
+    decision = _decide(run, Relation.OTHER, waited)
     # A refused call with a place waits for its turn, with its claim.
-    ends = request.claim is not None and not request.queued and conflict.outcome in _ENDS
+    ends = request.claim is not None and not request.queued and decision.outcome in _ENDS
     if request.frees_claim is not ends:
         request = replace(request, frees_claim=ends)
-    return request, conflict
+    return request, decision
 
 
-def _conflict_of(
+def _decision_about(
     run: TaskRun, refused: Refused, ahead: Decision | None, waited: float
 ) -> Decision | None:
     """The decision about a refusal; None: the run asks again at once."""

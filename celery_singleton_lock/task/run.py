@@ -27,9 +27,9 @@ Non-guarantees
     and the lease to the worker parent or the ttl.
 
 State model
-    See `run_state`: `TaskRun.state` is one value of a closed set. Only grants and refusals change
-    the claim of the message: a run that got neither changes it in finish(). A request may have
-    been granted without a reply, so finish() also releases by its token.
+    See `run_state`: `TaskRun.state` is one value of a closed set. A grant or a refusal changes the
+    claim of the message in the same request; a run that got neither changes it in finish(). A
+    request may have been granted without a reply, so finish() also releases by its token.
 
 Failure handling
     No reply to the acquire: ``on_store_error``. No reply from the broker to a requeue: the message

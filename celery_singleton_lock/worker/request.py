@@ -1,4 +1,4 @@
-"""The worker's request of a singleton task: a nonce per delivery, its headers, its child's end.
+"""What a worker does with the message of a singleton task: its name, its headers, its child's end.
 
 Celery creates one request per message. The request of a singleton task gives the delivery a nonce
 of its own before a child sees it, because neither the task id nor ``redelivered`` identifies a

@@ -13,7 +13,7 @@ local function keep()
   if first then redis.call('PEXPIRE', key, string.format('%.0f', math.max(ttl, redis.call('PTTL', key))))
   else redis.call('SET', key, string.format('%.0f %.0f ', now, now), 'PX', string.format('%.0f', ttl)) end
 end
--- An claim in the future: the server's clock was set back. Then the message does not wait for it.
+-- A claim in the future: the server's clock was set back. Then the message does not wait for it.
 if left > 0 and now >= tonumber(first) then
   -- An old copy of a message is dropped also before the message is due, or both would be requeued.
   local state, sequence = string.match(redis.call('GET', KEYS[2]) or '- 0 ', '^(%S) (%d+) ')
