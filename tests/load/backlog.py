@@ -116,9 +116,9 @@ def run(calls: int, keys: int, directory: Path, *, timeout: float = 3600.0) -> B
         publish(0, min(_FEW * keys, calls))
         ls_few = _time_of_ls(app)
         prefetch, parent = _prefetch_count(app), psutil.Process(worker.pid)
-        memory, used = parent.memory_info().rss, in_store.operators.info("memory")["used_memory"]
+        memory, used = parent.memory_info().rss, in_store.info("memory")["used_memory"]
         made = publish(min(_FEW * keys, calls), calls)
-        bytes_per_call = (in_store.operators.info("memory")["used_memory"] - used) / max(made, 1)
+        bytes_per_call = (in_store.info("memory")["used_memory"] - used) / max(made, 1)
         grown = (parent.memory_info().rss - memory) / MIB
         messages = client.lrange("celery", 0, -1)
         copies = Counter(json.loads(text)["headers"]["id"] for text in messages)
