@@ -21,7 +21,7 @@ from .core.alarm import LockAlarm
 from .core.clock import Clock, SystemClock
 from .core.events import Events
 from .core.heartbeat import Heartbeat
-from .core.key import Keyspace
+from .core.keyspace import Keyspace
 from .core.locker import LeaseNotes, Locker
 from .core.outages import Outages
 from .core.process import Process, identity_of_this_process, processes, this_process

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import redis
 
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Kind
 from celery_singleton_lock.core.store import operators_of
 from celery_singleton_lock.stores import open_store

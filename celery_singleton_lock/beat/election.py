@@ -72,7 +72,7 @@ from typing import Final, TypeVar
 from ..core import native_threads, observers
 from ..core.events import Event, EventName
 from ..core.heartbeat import interval_of, timeout_for
-from ..core.key import Keyspace
+from ..core.keyspace import Keyspace
 from ..core.lease import Holder, Lease, Token
 from ..core.outages import Outages
 from ..core.store import (

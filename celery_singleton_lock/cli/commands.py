@@ -24,8 +24,8 @@ from ..core.store import operators_of
 from ..doctor import Finding, Severity, diagnose
 from ..errors import SingletonLockError
 from ..inspection import AmbiguousKey, CallInQueue, Fate, Filter, HeldKey, SortBy
-from ..key_names import is_glob
 from ..runtime import Runtime
+from ..typed_keys import is_glob
 from .act import Act, Target
 from .table import COLUMNS, aligned, holder_of, rows_of, shown, since_of, state_of
 

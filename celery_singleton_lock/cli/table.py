@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final, TypeAlias
 
 from ..inspection import HeldKey
-from ..key_names import without_prefix
+from ..typed_keys import without_prefix
 
 #: By the head of each column, its text for a key.
 Columns: TypeAlias = Mapping[str, Callable[[HeldKey], str]]

@@ -46,7 +46,7 @@ Failure handling
     A failed sweep is logged and repeated: the thread never ends before close(). ``add``,
     ``discard`` and ``declare`` run on the threads of the bodies, ``sweep`` on the heartbeat's own.
     They share the registry of leases without a lock: each of its changes is one step of the
-    interpreter. A forked child creates a new heartbeat.
+    interpreter. A forked child creates a new heartbeat (see `Runtime.of`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from . import native_threads, observers
 from .alarm import make_alarm
 from .clock import Clock
 from .events import EventName, Events
-from .key import Keyspace
+from .keyspace import Keyspace
 from .lease import Lease, Loss, LossReason, Token, reason_of_loss, trust_of
 from .newest_call_polls import NewestCallPolls
 from .outages import Outages

@@ -20,22 +20,13 @@ from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote
 
 from ..errors import FenceUnavailable, LeaseLost
-from .clock import Clock
+from .clock import Clock, drift
 from .process import Process, this_process
 
-# An allowance for clocks that run at different speeds, and for rounding to milliseconds in Redis:
-# 1 % plus 2 ms, as in the Redlock specification (redis.io, "Distributed Locks with Redis").
-_DRIFT_RATIO: Final = 0.01
-_DRIFT_CONSTANT: Final = 0.002
 _FOREVER: Final = float("inf")
 #: The task in the token of a key that is reserved for the client that was woken. No task id is
 #: quoted like this, so no delivery, release or renewal matches such a key.
 HANDOFF_TASK: Final = "%waiter"
-
-
-def drift(ttl: float) -> float:
-    """Seconds to subtract from a deadline ``ttl`` seconds away."""
-    return ttl * _DRIFT_RATIO + _DRIFT_CONSTANT
 
 
 @lru_cache(maxsize=64)

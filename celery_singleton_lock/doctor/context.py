@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from celery import Celery
 
@@ -17,6 +17,9 @@ from ..on_conflict import Queue
 from ..policy import Policy
 from ..runtime import Runtime
 from ..stores import is_sentinel_url
+
+#: The scope of the doctor's own keys.
+SCOPE: Final = "singleton-doctor"
 
 T = TypeVar("T")
 

@@ -5,33 +5,30 @@ from __future__ import annotations
 import os
 import secrets
 import statistics
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
-from ..core.call_queue import CallQueue
 from ..core.heartbeat import MAX_TIMEOUT, timeout_for
 from ..core.lease import Holder, Lease, Token
 from ..core.store import (
-    NO_KEYS,
     RENEWED,
     Acquire,
     Granted,
     Release,
     ReleaseReply,
-    WaitQueue,
     operators_of,
 )
-from ..errors import DOCS, StoreError, StoreUnavailable
+from ..errors import StoreError, StoreUnavailable
 from ..inspection import HeldKey, overdue, unique_for_by_task
 from ..key_queue.hint import STALLED_AFTER
 from ..key_queue.inspection import heads
 from ..runtime import IN_MEMORY
 from ..stores.remedies import fault_of
 from ..worker.other_prefix import PAGE, leases_elsewhere, text_of
-from .context import Context, Finding, Findings, error, note, ok, warning
+from .context import SCOPE, Context, Findings, error, note, ok, warning
+from .rights import check_queue_rights, check_waiting, missing_basics
 from .servers import is_slow
 
 # Measurements for a median that one slow reply doesn't change; 1 s on a link of 25 ms.
@@ -43,11 +40,6 @@ _SHOWN_KEYS: Final = 10
 _MANY_OTHERS: Final = 200_000
 # The number of queues whose first call is examined.
 _SHOWN_QUEUES: Final = 100
-_RIGHTS_PAGE: Final = f"{DOCS}reference/settings.html#rights"
-
-
-#: The scope of the doctor's own keys.
-SCOPE: Final = "singleton-doctor"
 
 
 def check_processes(context: Context) -> Findings:
@@ -68,7 +60,7 @@ def check_leases(context: Context) -> Findings:
         median = statistics.median(_operation_time(context) for _ in range(_ROUNDS))
     except StoreError as exc:
         subject, remedy = fault_of(context.kind, exc)
-        if subject == "rights" and (finding := _missing_basics(context)):
+        if subject == "rights" and (finding := missing_basics(context)):
             yield finding
             return
         if isinstance(exc, StoreUnavailable):
@@ -84,26 +76,9 @@ def check_leases(context: Context) -> Findings:
         yield warning("latency", text, "a longer ttl, or a store that is nearer")
     # It comes last, because an error of the store ends this check.
     if context.store.wait_queue is not None:
-        yield _check_waiting(context, context.store.wait_queue)
+        yield check_waiting(context, context.store.wait_queue)
     if context.store.call_queue is not None and context.queue_tasks:
-        yield from _check_queue_rights(context, context.store.call_queue)
-
-
-def _missing_basics(context: Context) -> Finding | None:
-    """What to grant to a login to which the store refuses a lease; None: it is not known."""
-    keyspace = context.runtime.keyspace
-    key = keyspace.lock(SCOPE, secrets.token_hex(8))
-    missing = context.store.leases.missing_rights(key)
-    if not missing:
-        return None
-    pattern = f"~{keyspace.match_all().partition('{')[0]}*"
-    grants = [pattern if name == NO_KEYS else f"+{name.lower()}" for name in missing]
-    commands = [name for name in missing if name != NO_KEYS]
-    lacks = [f"the commands {', '.join(commands)}"] if commands else []
-    lacks += [f"the keys {pattern.removeprefix('~')}"] if NO_KEYS in missing else []
-    text = f"the login may not use {' and '.join(lacks)}: no locks"
-    # A right to a part of the keys is missing for a command alone.
-    return error("rights", text, f"grant {' '.join(grants)}, see {_RIGHTS_PAGE}")
+        yield from check_queue_rights(context, context.store.call_queue)
 
 
 def _operation_time(context: Context) -> float:
@@ -122,34 +97,6 @@ def _operation_time(context: Context) -> float:
     if (isinstance(granted, Granted), renewed, released) != (True, [RENEWED], ReleaseReply.OURS):
         raise StoreError(f"a lease of its own was not kept: {granted}, {renewed}, {released}")
     return (clock.now() - begin) / 3
-
-
-def _check_waiting(context: Context, queue: WaitQueue) -> Finding:
-    """Whether the login has the rights to wake waiting calls."""
-    missing = queue.missing_rights(context.runtime.keyspace.lock(SCOPE, secrets.token_hex(8)))
-    if not missing:
-        return ok("waiting", "a call that waits for a key is woken when the key is released")
-    text = (
-        f"the login may not use {', '.join(missing)}: a call that waits for a key isn't woken "
-        "when the key is released, but asks every half second"
-    )
-    return note("waiting", text, _granting(missing))
-
-
-def _check_queue_rights(context: Context, queue: CallQueue) -> Findings:
-    """Whether the login has the rights for the queues of keys, if a task has one."""
-    missing = queue.missing_rights(context.runtime.keyspace.lock(SCOPE, secrets.token_hex(8)))
-    if missing:
-        text = (
-            f'the login may not use {", ".join(missing)}: calls with on_conflict="queue" are '
-            f"refused: {context.queue_tasks}"
-        )
-        yield error("rights", text, _granting(missing))
-
-
-def _granting(commands: Sequence[str]) -> str:
-    """The remedy for a login that lacks ``commands``."""
-    return f"grant {' '.join(f'+{name.lower()}' for name in commands)}, see {_RIGHTS_PAGE}"
 
 
 def check_prefix(context: Context) -> Findings:

@@ -9,8 +9,8 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from ..core.clock import drift
 from ..core.heartbeat import timeout_for
-from ..core.lease import drift
 from ..errors import StoreError, StoreUnavailable
 from ..stores.eviction import REMEDY, eviction_of, policy_of
 from ..stores.redis.cluster import Topology

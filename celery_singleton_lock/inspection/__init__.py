@@ -6,7 +6,6 @@ Each function takes the Celery app and uses the app's store. The objects that yo
 from __future__ import annotations
 
 from ..core.lease import OperatorRelease
-from ..key_names import AmbiguousKey, can_be_a_key, forms_of
 from ..key_queue.inspection import (
     CallInQueue,
     calls_in_queue,
@@ -15,6 +14,7 @@ from ..key_queue.inspection import (
     find_calls,
     find_queue,
 )
+from ..typed_keys import AmbiguousKey, can_be_a_key, forms_of
 from .explain import Explanation, Fate, explain
 from .keys import (
     Filter,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from celery import Celery, states
 
-from ..core.key import Keyspace
+from ..core.keyspace import Keyspace
 from ..core.store import CompletionState
 from ..errors import LeaseLost, LockConflict
 from ..key_queue.inspection import CallInQueue

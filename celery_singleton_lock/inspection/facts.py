@@ -21,12 +21,12 @@ from ..core.heartbeat import interval_of, timeout_for
 from ..core.lease import OperatorRelease, Token
 from ..core.store import CompletionState, operators_of
 from ..errors import LockConflict
-from ..key_names import without_prefix
 from ..key_queue.inspection import CallInQueue, call_before, find_call
 from ..key_queue.results import RESULT_TIMEOUT
 from ..message.skipped import is_skipped
 from ..message.times import done_at, utc
 from ..runtime import Runtime
+from ..typed_keys import without_prefix
 from .broker import InBroker, search_broker
 from .keys import HeldKey, is_of_task, policies_by_task, reader, unique_for_by_task
 

@@ -24,9 +24,9 @@ from typing import Final
 from celery import Celery
 from celery.utils.nodenames import gethostname
 
-from .. import key_names as names
+from .. import typed_keys as names
 from ..core.call_queue import Depth
-from ..core.key import Keyspace, stored_names
+from ..core.keyspace import Keyspace, stored_names
 from ..core.lease import HANDOFF_TASK, Kind, OperatorRelease, Phase, Record, Token
 from ..core.locker import notice_free
 from ..core.process import is_proven_dead

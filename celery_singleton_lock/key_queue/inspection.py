@@ -19,12 +19,12 @@ from ..core.call_queue import CallQueue, CallState, Depth, QueuedCall, Removal, 
 from ..core.events import EventName
 from ..core.executor import within
 from ..core.heartbeat import MAX_TIMEOUT
-from ..core.key import stored_names
+from ..core.keyspace import stored_names
 from ..core.lease import Token
 from ..errors import SettingsError, StoreError, StoreUnavailable
-from ..key_names import ambiguous, login, without_prefix
 from ..message.stored_message import StoredMessage
 from ..runtime import Runtime
+from ..typed_keys import ambiguous, login, without_prefix
 from .hint import emit, free_claim, publish_hint, token_of
 from .results import RESULT_TIMEOUT, TAKEN_OUT, has_ended, revoke
 

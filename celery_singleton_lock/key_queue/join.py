@@ -34,7 +34,7 @@ from ..celery_compat import library_errors, repeats_publish
 from ..core.call_queue import CallQueue, Hint, Join, Place, Removal, Remove
 from ..core.events import EventName
 from ..core.heartbeat import MAX_TIMEOUT
-from ..core.key import Keyspace
+from ..core.keyspace import Keyspace
 from ..core.store import Store
 from ..errors import QueueFull, SettingsError, StoreError, StoreUnavailable
 from ..message.request_data import RequestData

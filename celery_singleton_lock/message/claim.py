@@ -32,7 +32,7 @@ from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
 
-from ..core.key import Keyspace
+from ..core.keyspace import Keyspace
 from ..core.lease import Phase
 from ..core.store import ClaimChange
 from ..option_checks import seconds

@@ -13,7 +13,8 @@ from celery.utils import uuid
 from kombu.utils.json import dumps as kombu_dumps
 
 from ..celery_compat import in_current_task
-from ..core.key import PER_TASK, digest
+from ..core.key import PER_TASK
+from ..core.keyspace import digest
 from ..errors import LockKeyError
 from ..known_keys import refuse_foreign_key
 from ..message.header import add_header

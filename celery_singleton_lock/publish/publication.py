@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from celery.result import AsyncResult
 
-from ..core.key import Keyspace
+from ..core.keyspace import Keyspace
 from ..core.lease import Holder, Record, Token
 from ..core.store import ClaimRequest, Replaced, Store
 from ..errors import StoreError, StoreUnavailable

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ..core.key import Keyspace
+from ..core.keyspace import Keyspace
 from ..core.lease import Record
 from ..core.store import ARGUMENTS_FOR, ReplaceArguments, Replaced, Store
 from ..errors import SettingsError

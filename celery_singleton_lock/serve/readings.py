@@ -17,7 +17,7 @@ from celery import Celery
 from .. import inspection
 from ..core.clock import Clock
 from ..doctor import Finding, diagnose
-from ..doctor.locks import SCOPE
+from ..doctor.context import SCOPE
 from ..errors import SingletonLockError, StoreError, StoreUnavailable
 from ..inspection import HeldKey
 from ..runtime import Runtime

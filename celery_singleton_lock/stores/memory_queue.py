@@ -19,7 +19,7 @@ from ..core.call_queue import (
     Remove,
 )
 from ..core.clock import Clock
-from ..core.key import Keyspace
+from ..core.keyspace import Keyspace
 from ..core.lease import Kind, Phase, Token
 from ..core.store import (
     ClaimChange,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
-from ..core.key import Keyspace
+from ..core.keyspace import Keyspace
 from ..core.lease import Holder, Kind, Lease, LossReason, OperatorRelease, Phase, Record, Token
 from ..core.store import (
     RELEASE_NOTE_TTL,

@@ -16,7 +16,7 @@ from celery import Celery
 
 from ..core import native_threads, observers
 from ..core.heartbeat import LossHandler
-from ..core.key import Keyspace
+from ..core.keyspace import Keyspace
 from ..core.lease import Holder, Lease, Token
 from ..core.locker import Locker
 from ..core.store import Acquire, Refused, Release

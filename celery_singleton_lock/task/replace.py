@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.key import Keyspace
+from ..core.keyspace import Keyspace
 from ..core.lease import Lease
 from ..core.store import Acquire, Refused, Relation
 from ..errors import LockKeyError

@@ -48,7 +48,7 @@ from ..core.lease import Holder, Kind, Token
 from ..core.retry_queue import MAIN_THREAD_TIMEOUT
 from ..core.store import ClaimChange, Release, ReleaseReply, Store
 from ..errors import StoreUnavailable
-from ..key_queue import ends as queue_ends
+from ..key_queue import ends_without_run as queue_ends
 from ..message.claim import Claim
 from ..message.header import call_of, header_of, options_of
 from ..policy import Unique

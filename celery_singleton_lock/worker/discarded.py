@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from ..core.retry_queue import MAIN_THREAD_TIMEOUT
 from ..core.store import Store
-from ..key_queue import ends as queue_ends
+from ..key_queue import ends_without_run as queue_ends
 from ..key_queue.hint import claim_in
 from ..runtime import Runtime
 from .main_thread import ask_later

@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from ..core.heartbeat import MAX_TIMEOUT
-from ..core.key import Keyspace
+from ..core.keyspace import Keyspace
 from ..core.lease import Kind, Record
 from ..core.store import Store
 from ..errors import DOCS, StoreError

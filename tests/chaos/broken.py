@@ -21,7 +21,7 @@ from celery_singleton_lock.core import locker, observers
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Lease, Token
 from celery_singleton_lock.core.retry_queue import RetryQueue
 from celery_singleton_lock.core.store import Acquire, GrantedArguments

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import Acquire, CompletionState, Release
 from celery_singleton_lock.stores import open_store

@@ -22,7 +22,7 @@ from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat, timeout_for
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (

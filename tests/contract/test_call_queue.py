@@ -23,7 +23,7 @@ from celery_singleton_lock.core.call_queue import (
     Removal,
 )
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.key import CallQueueNames, Keyspace
+from celery_singleton_lock.core.keyspace import CallQueueNames, Keyspace
 from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.store import (
     CompletionState,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase
 from celery_singleton_lock.core.store import (
     RENEWED,

@@ -12,7 +12,7 @@ import redis
 from celery_singleton_lock.core.call_queue import Place
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.heartbeat import release_notes_on
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import (
     Holder,
     Kind,

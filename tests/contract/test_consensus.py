@@ -20,7 +20,7 @@ from celery_singleton_lock.core import observers
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.store import Granted, Store
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores import open_store

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 import redis
 
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Kind, Phase
 from celery_singleton_lock.core.store import (
     AuthorizeRun,

@@ -22,7 +22,7 @@ import pytest
 import redis
 
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.native_threads import socket_owner
 from celery_singleton_lock.core.store import (
     ClaimChange,

@@ -12,7 +12,7 @@ from celery.app.trace import build_tracer
 
 from celery_singleton_lock import OnConflict, current_lease, singleton_task
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Kind
 from celery_singleton_lock.core.store import NewestCall, Store
 from celery_singleton_lock.message.request_data import ATTRIBUTE, Arrival

@@ -17,7 +17,7 @@ import redis
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import LossReason, Phase, Token
 from celery_singleton_lock.core.store import (
     RENEWED,

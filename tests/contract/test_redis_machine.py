@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis.store import RedisStore

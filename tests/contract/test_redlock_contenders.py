@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Record, Token
 from celery_singleton_lock.core.store import ClaimRequest, Granted, Refused, Release
 from celery_singleton_lock.errors import StoreUnavailable

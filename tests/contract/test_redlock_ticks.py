@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 import redis
 
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import Authorization, AuthorizeRun
 from celery_singleton_lock.errors import StoreUnavailable

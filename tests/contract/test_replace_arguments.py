@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Phase, Token
 from celery_singleton_lock.core.store import (
     ARGUMENTS_FOR,

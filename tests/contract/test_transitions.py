@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Token
 from celery_singleton_lock.core.lease import Phase as ClaimPhase
 from celery_singleton_lock.core.store import (

@@ -13,7 +13,7 @@ import redis
 from celery_singleton_lock.cli.commands import row_of, table
 from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Kind, LossReason, Phase, Record, Token
 from celery_singleton_lock.core.store import (
     RENEWED,

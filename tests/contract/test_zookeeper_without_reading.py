@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import (
     Acquire,

@@ -6,9 +6,10 @@ import json
 import subprocess
 import sys
 import textwrap
+from pkgutil import iter_modules
 from typing import Final
 
-from celery_singleton_lock.on_conflict import ACTIONS
+from celery_singleton_lock import on_conflict
 from tests.harness.processes import ROOT
 
 PACKAGE: Final = "celery_singleton_lock"
@@ -51,9 +52,18 @@ def test_declaring_a_task_imports_neither_what_runs_it_nor_a_client() -> None:
     assert not {name for name in found if not name.startswith(PACKAGE)}
     assert {name.removeprefix(PACKAGE + ".") for name in found if name.startswith(PACKAGE)} == {
         PACKAGE,
-        *("core", "core.backoff", "core.key", "errors", "option_checks", "option_names", "policy"),
-        *("celery_compat", "on_conflict", "on_conflict.rule"),
-        *(f"on_conflict.{ACTIONS[name].__module__.rpartition('.')[2]}" for name in ACTIONS),
+        *(
+            "core",
+            "core.backoff",
+            "core.key",
+            "core.keyspace",
+            "errors",
+            "option_checks",
+            "option_names",
+            "policy",
+        ),
+        *("celery_compat", "on_conflict"),
+        *(f"on_conflict.{module.name}" for module in iter_modules(on_conflict.__path__)),
         *("message", "message.arguments", "message.skipped"),
         *("task", "task.base", "task.decorator", "task.keywords", "task.signature"),
     }

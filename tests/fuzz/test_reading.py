@@ -16,7 +16,8 @@ from kombu.utils.json import dumps
 
 from celery_singleton_lock import OnConflict
 from celery_singleton_lock.cli.commands import describe, table
-from celery_singleton_lock.core.key import PER_TASK, KeyMaker, Keyspace
+from celery_singleton_lock.core.key import PER_TASK, KeyMaker
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Record, Token
 from celery_singleton_lock.core.store import Relation
 from celery_singleton_lock.errors import LockKeyError

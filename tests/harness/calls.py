@@ -12,7 +12,7 @@ from celery_singleton_lock.core.call_queue import (
     Removal,
     Remove,
 )
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import (
     Granted,

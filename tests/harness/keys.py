@@ -7,7 +7,7 @@ from typing import Final
 import redis
 from celery import Celery
 
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.core.store import operators_of
 from celery_singleton_lock.errors import StoreUnavailable

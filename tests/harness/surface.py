@@ -28,7 +28,7 @@ from celery_singleton_lock.beat import SCHEDULED_AT_HEADER
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.cli.commands import row_of
 from celery_singleton_lock.core.events import DATA, Event, EventName
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, OperatorRelease, Token
 from celery_singleton_lock.inspection import held_keys
 from celery_singleton_lock.instrumentation import EventPipe, log_event, send_worker_event
@@ -62,7 +62,7 @@ PUBLIC: Final[Mapping[str, tuple[str, ...]]] = {
     "": (),
     "beat": (),
     "core.clock": ("Clock",),
-    "core.key": ("Keyspace",),
+    "core.keyspace": ("Keyspace",),
     "core.lease": ("Holder", "Kind", "LossReason", "Phase", "Record", "Token"),
     "core.store": (),
     "errors": (),

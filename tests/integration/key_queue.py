@@ -8,7 +8,7 @@ from typing import Any
 from kombu import Connection
 
 from celery_singleton_lock.core.call_queue import CallQueue
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.key_queue.sweep import QueueSweep
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.app_module import fresh_module

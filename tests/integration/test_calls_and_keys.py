@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from celery_singleton_lock import is_skipped
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from tests.harness.keys import EVERY_NAME, name_in_store
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, wait_until

@@ -15,7 +15,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockConflict
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from tests.harness.listener import listening
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, open_stage, wait_until

@@ -19,7 +19,7 @@ from celery import Celery
 
 from celery_singleton_lock import Lease, LeaseLost, hold, is_skipped
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Phase, Token
 from celery_singleton_lock.core.store import ClaimChange, ClaimRequest
 from celery_singleton_lock.runtime import Runtime

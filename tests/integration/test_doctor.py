@@ -22,7 +22,7 @@ from celery import Celery, Task
 from prometheus_client import CollectorRegistry
 
 from celery_singleton_lock import PER_TASK, inspection, singleton_task
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.doctor import Severity
 from celery_singleton_lock.doctor.servers import is_slow
 from celery_singleton_lock.errors import DOCS, StoreError

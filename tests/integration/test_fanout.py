@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from tests.apps.gate import Gate
 from tests.harness.deliveries import received, reported, wait_until
 from tests.harness.journal import Journal, events

@@ -28,7 +28,7 @@ from celery_singleton_lock import (
     inspection,
     singleton_task,
 )
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import ClaimRequest
 from celery_singleton_lock.inspection import AmbiguousKey, Filter, HeldKey, SortBy

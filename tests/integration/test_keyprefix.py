@@ -15,7 +15,7 @@ from celery import Celery
 
 from celery_singleton_lock import LockConflict, hold, inspection, singleton_task
 from celery_singleton_lock.beat.election import Election
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.store import operators_of
 from celery_singleton_lock.doctor import Severity
 from celery_singleton_lock.errors import StoreError

@@ -20,7 +20,7 @@ from celery import Celery
 
 from celery_singleton_lock import claim_and_send, is_skipped
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Kind, Phase, Record
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.bodies import (

@@ -13,7 +13,7 @@ import redis
 
 from celery_singleton_lock import LeaseLost, is_skipped
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.deliveries import wait_until
 from tests.harness.journal import Journal, Record

@@ -31,7 +31,7 @@ from kombu.exceptions import OperationalError
 from celery_singleton_lock import SettingsError, claim_and_send, hold, inspection, singleton_task
 from celery_singleton_lock.core.call_queue import Remove
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.key import CallQueueNames, Keyspace
+from celery_singleton_lock.core.keyspace import CallQueueNames, Keyspace
 from celery_singleton_lock.core.process import identity_of_this_process
 from celery_singleton_lock.errors import (
     LockConflict,

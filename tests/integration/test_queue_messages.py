@@ -21,7 +21,7 @@ from celery.exceptions import TaskRevokedError, WorkerLostError
 from kombu import Connection, Exchange, Queue
 
 from celery_singleton_lock import inspection
-from celery_singleton_lock.core.key import CallQueueNames
+from celery_singleton_lock.core.keyspace import CallQueueNames
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.key_queue.sweep import QueueSweep
 from celery_singleton_lock.runtime import Runtime

@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import inspection
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.key import CallQueueNames
+from celery_singleton_lock.core.keyspace import CallQueueNames
 from celery_singleton_lock.inspection import Explanation, Fate
 from celery_singleton_lock.serve.readings import Readings
 from example_project.private_server import PrivateServer

@@ -8,7 +8,7 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 
 from celery_singleton_lock import OnConflict
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, wait_until
 

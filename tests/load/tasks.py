@@ -20,7 +20,7 @@ from pathlib import Path
 import redis
 
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from example_project.private_server import PrivateServer
 from tests.harness.app_module import fresh_module
 from tests.harness.deliveries import RedisBroker

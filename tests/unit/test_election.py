@@ -12,7 +12,7 @@ from celery import Celery
 from celery_singleton_lock.beat.election import Election
 from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.events import Event, EventName, Events
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import (
     Acquire,

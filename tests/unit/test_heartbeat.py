@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.core import native_threads
-from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.clock import SystemClock, drift
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat, retry_pause, timeout_for
-from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, OperatorRelease, drift
+from celery_singleton_lock.core.keyspace import Keyspace
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, OperatorRelease
 from celery_singleton_lock.core.store import Acquire, Granted, NewestCall, Release
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
 
 from celery_singleton_lock import PER_TASK, LockKeyError
-from celery_singleton_lock.core.key import CallQueueNames, KeyMaker, Keyspace, digest, stored_names
+from celery_singleton_lock.core.key import KeyMaker
+from celery_singleton_lock.core.keyspace import CallQueueNames, Keyspace, digest, stored_names
 
 KEYSPACE = Keyspace("p")
 
@@ -410,7 +411,12 @@ def test_a_global_prefix_is_literally_in_front_of_every_name(start: str) -> None
     assert one == start + bare.lock("s", "42")
     claim, queue = keyspace.claim("t", one), CallQueueNames.of(one)
     beside = [
-        *(keyspace.fence(one), keyspace.completion(one, "t|0.0"), keyspace.note(one), claim),
+        *(
+            keyspace.fence(one),
+            keyspace.completion(one, "t|0.0"),
+            keyspace.release_note(one),
+            claim,
+        ),
         *(keyspace.period("t", one), keyspace.arguments(claim, "t"), keyspace.wait_queue(one)),
         *(*queue, queue.last_number, queue.ended("t")),
         *(keyspace.newest_call(one), keyspace.shard_count(one), *keyspace.slots(one, 3)),

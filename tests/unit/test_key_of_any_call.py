@@ -15,7 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
 
-from celery_singleton_lock.core.key import KeyMaker, digest
+from celery_singleton_lock.core.key import KeyMaker
+from celery_singleton_lock.core.keyspace import digest
 
 Parameter = inspect.Parameter
 Call = tuple[tuple[Any, ...], dict[str, Any]]

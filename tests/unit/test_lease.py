@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_singleton_lock import FenceUnavailable, LeaseLost
+from celery_singleton_lock.core.clock import drift
 from celery_singleton_lock.core.lease import (
     Holder,
     Kind,
@@ -19,7 +20,6 @@ from celery_singleton_lock.core.lease import (
     Phase,
     Record,
     Token,
-    drift,
 )
 from celery_singleton_lock.testing import ManualClock
 

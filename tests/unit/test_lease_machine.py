@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Token
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (

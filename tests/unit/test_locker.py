@@ -12,18 +12,11 @@ import pytest
 
 from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.call_queue import Hint, Join, Place
+from celery_singleton_lock.core.clock import drift
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
-from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import (
-    Holder,
-    Kind,
-    Lease,
-    OperatorRelease,
-    Record,
-    Token,
-    drift,
-)
+from celery_singleton_lock.core.keyspace import Keyspace
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, OperatorRelease, Record, Token
 from celery_singleton_lock.core.lease_end import was_lost
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.process import identity_of_this_process

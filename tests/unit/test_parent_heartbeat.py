@@ -18,7 +18,7 @@ from celery_singleton_lock.core import fork_locks, native_threads
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase, trust_of
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.process import lives, start_time_of

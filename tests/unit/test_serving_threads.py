@@ -20,7 +20,7 @@ from celery_singleton_lock.core import native_threads, observers
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
-from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Lease
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.observers import Observer

@@ -36,7 +36,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ...core.key import Keyspace
+from ...core.keyspace import Keyspace
 from ...core.lease import Kind, Record
 from ...core.store import AsyncReleases, OnReply, Release, ReleaseReply
 from ...errors import StoreError, StoreUnavailable

@@ -16,7 +16,7 @@ from ...core.call_queue import (
     Removal,
     Remove,
 )
-from ...core.key import CallQueueNames, Keyspace
+from ...core.keyspace import CallQueueNames, Keyspace
 from ...core.store import QueuedRelease, ReleaseReply
 from . import scripts
 from .connection import OPERATOR_TIMEOUT

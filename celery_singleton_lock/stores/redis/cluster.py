@@ -39,7 +39,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from ...core.call_queue import Hint
 from ...core.clock import Clock
-from ...core.key import Keyspace
+from ...core.keyspace import Keyspace
 from ...core.lease import Kind, Lease, LossReason, Token
 from ...core.store import (
     ARGUMENTS_FOR,

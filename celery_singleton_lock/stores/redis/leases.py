@@ -12,7 +12,7 @@ from functools import partial
 from hashlib import sha1
 from typing import Final
 
-from ...core.key import Keyspace
+from ...core.keyspace import Keyspace
 from ...core.lease import Lease, Record
 from ...core.store import (
     Acquire,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...core.key import Keyspace
+from ...core.keyspace import Keyspace
 from ...core.store import NewestCall, NewestCalls
 from . import scripts
 from .runner import ScriptRunner

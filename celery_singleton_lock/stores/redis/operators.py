@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from ...core.key import Keyspace
+from ...core.keyspace import Keyspace
 from ...core.lease import OperatorRelease, Record
 from ...core.store import RELEASE_NOTE_TTL, Operators
 from ...errors import StoreError, StoreUnavailable

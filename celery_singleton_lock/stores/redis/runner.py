@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import redis
 
-from ...core.key import Keyspace
+from ...core.keyspace import Keyspace
 from ...core.lease import Record
 from ...core.store import NO_KEYS, Release, ReleaseReply
 from ...errors import StoreError, StoreUnavailable

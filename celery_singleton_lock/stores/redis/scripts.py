@@ -15,7 +15,7 @@ from importlib.resources.abc import Traversable
 from operator import attrgetter
 from typing import Any, Final
 
-from ...core.key import CallQueueNames, Keyspace
+from ...core.keyspace import CallQueueNames, Keyspace
 from ...core.lease import Kind, Lease, LossReason, Token
 from ...core.store import (
     RENEWED,

@@ -32,7 +32,7 @@ from typing import Final
 import redis
 
 from ...core.clock import Clock, SystemClock
-from ...core.key import Keyspace
+from ...core.keyspace import Keyspace
 from ...core.store import Leases, Ticket, WaitQueue
 from ...errors import StoreError
 from . import scripts

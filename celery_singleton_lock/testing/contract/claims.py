@@ -8,7 +8,7 @@ from itertools import product
 from math import isnan
 from typing import Any
 
-from ...core.key import Keyspace
+from ...core.keyspace import Keyspace
 from ...core.lease import Holder, Kind, LossReason, Phase, Record, Token
 from ...core.store import (
     RENEWED,

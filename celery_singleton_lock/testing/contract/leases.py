@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from ...core.key import Keyspace
+from ...core.keyspace import Keyspace
 from ...core.lease import Holder, Kind, LossReason, Token
 from ...core.store import (
     RENEWED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...core.key import Keyspace
+from ...core.keyspace import Keyspace
 from ...core.lease import Holder, Kind, LossReason, OperatorRelease, Phase, Token
 from ...core.store import (
     Authorization,

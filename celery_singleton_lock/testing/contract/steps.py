@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ...core.clock import SystemClock
-from ...core.key import Keyspace
+from ...core.keyspace import Keyspace
 from ...core.lease import Holder, Kind, Lease, Phase, Record, Token
 from ...core.store import (
     Acquire,

@@ -11,7 +11,8 @@ from urllib.parse import unquote
 
 from celery import Celery
 
-from .core.key import PerTask, quote_scope, stored_names
+from .core.key import PerTask
+from .core.keyspace import quote_scope, stored_names
 from .core.lease import Kind, Record
 from .errors import SingletonLockError
 from .runtime import Runtime, singleton_tasks
