@@ -390,7 +390,7 @@ def _rule(base: Policy, policy: Policy, options: Mapping[str, Any]) -> OnConflic
         return replace(given, max_wait=None)
     if not named:
         return Retry()
-    if given.drops:
+    if given.never_runs:
         raise ValueError(
             f'{cause} with on_conflict="{given.action}": the one waiting call stands '
             'for all others, and would be dropped. Use on_conflict="retry", which is its default'

@@ -276,8 +276,8 @@ def _within(running: Any, message: Mapping[str, Any], task_id: str) -> dict[str,
     before = RequestData.of(request).published.get(task_id, 0)
     header: dict[str, Any] = {"version": VERSION, "id": task_id}
     # A plain task has no call; a task that replaces it (`self.replace`) has its id, and is a call.
-    is_plain = not token.call and not hasattr(running, "singleton_policy")
-    if before or task_id != token.task_id or is_plain:
+    is_foreign = not token.call and not hasattr(running, "singleton_policy")
+    if before or task_id != token.task_id or is_foreign:
         # The call is named after the attempt: if the attempt runs again (its worker was killed
         # before it acknowledged the message), a chain link that it publishes again with the same id
         # is the same call. Several messages with one id are several calls.

@@ -13,7 +13,7 @@ class Revoke(OnConflict):
     """Revoke the call."""
 
     action: ClassVar = "revoke"
-    drops: ClassVar = True
+    never_runs: ClassVar = True
     revokes: ClassVar = True
 
     def decide(self, conflict: Conflict) -> Decision:

@@ -94,8 +94,8 @@ class OnConflict:
 
     #: The name of the rule.
     action: ClassVar[str]
-    #: Whether a refused call doesn't run at all, without an error.
-    drops: ClassVar[bool] = False
+    #: Whether a refused call never runs, without an error.
+    never_runs: ClassVar[bool] = False
     #: Whether a call ends as REVOKED, which runs no ``after_return``.
     revokes: ClassVar[bool] = False
     #: Whether a run has a feature for it.

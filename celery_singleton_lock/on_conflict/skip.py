@@ -13,7 +13,7 @@ class Skip(OnConflict):
     """Skip the call."""
 
     action: ClassVar = "skip"
-    drops: ClassVar = True
+    never_runs: ClassVar = True
 
     def decide(self, conflict: Conflict) -> Decision:
         return Decision(Outcome.SKIP, "conflict", conflict.delivery)

@@ -1,7 +1,8 @@
 """Publishing of calls of singleton tasks: header, key, and claim if the call needs one.
 
 Every call of a singleton task uses ``publish_call``, so the work that only few calls need is done
-last.
+last. A ``send`` publishes a message; each part wraps the one before. Outermost first: `counting`,
+the join of a queue (`key_queue.join`), `_keeping`, and Celery's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""A run asks for its lease, until it is granted or a refusal ends the delivery."""
+"""A run asks for its lease, until it is granted or a refusal ends the delivery.
+
+The way down: `acquire` -> `_Tries.ask` -> `core.waiter.Waiter.acquire`, if the policy waits ->
+`core.locker.Locker.acquire` -> `core.store.Leases.acquire` -> ``acquire.lua``. What a refusal means
+comes from `conflict.decide`, and for a new call from its rule (`on_conflict`).
+"""
 
 from __future__ import annotations
 

@@ -311,7 +311,9 @@ class TaskRun:
             and self.delivery.losses < _MAX_LOSSES
             and why_not(self.task, request) is None
         )
-        return self.state.decide(goes_back) if isinstance(self.state, Holding) else goes_back
+        return (
+            self.state.first_decision(goes_back) if isinstance(self.state, Holding) else goes_back
+        )
 
     def _ended(self, lease: Lease, *, failed: bool) -> None:
         """Handle the end of the body, by its result or by a failure."""

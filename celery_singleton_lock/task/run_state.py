@@ -49,7 +49,7 @@ class Holding:
     retry: Retry | None = None
     decisions: list[bool] = field(default_factory=list)
 
-    def decide(self, goes_back: bool) -> bool:
+    def first_decision(self, goes_back: bool) -> bool:
         """Whether the message of a lost lease is requeued: the first decision counts.
 
         The heartbeat's thread says it in the event, and the body's thread does it. Settings and

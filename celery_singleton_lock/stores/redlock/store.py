@@ -102,7 +102,7 @@ class RedlockLeases(Leases):
     """See `Leases`."""
 
     def __init__(self, contest: Contest) -> None:
-        self._votes = contest
+        self._contest = contest
 
     def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
         """See `Leases.acquire`. May make several attempts within ``timeout``, and one give-back.
@@ -110,9 +110,9 @@ class RedlockLeases(Leases):
         The caller reads its clock before the first attempt, so its deadline is earlier than the ttl
         of the attempt that won.
         """
-        poll, verdict, asked_at = self._votes.contend(request, request.slots, timeout, _ATTEMPTS)
+        poll, verdict, asked_at = self._contest.contend(request, request.slots, timeout, _ATTEMPTS)
         if isinstance(verdict, Granted):
-            self._votes.keep(request, verdict, poll, asked_at, timeout)
+            self._contest.keep(request, verdict, poll, asked_at, timeout)
         return verdict
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
@@ -122,21 +122,21 @@ class RedlockLeases(Leases):
             replies = votes.renewed(poll, len(leases))
             return poll.has_majority() and LossReason.UNREACHABLE not in replies
 
-        poll = self._votes.ask_majority(
+        poll = self._contest.ask_majority(
             lambda node: node.store.leases.renew(leases, timeout=NODE_TIMEOUT), timeout, decide
         )
         return votes.renewed(poll, len(leases))
 
     def release(self, request: Release, *, timeout: float) -> ReleaseReply:
         """See `Leases.release`. OURS if a majority had the lease; sent to all nodes in any case."""
-        poll, reply = self._votes.release(request, timeout, votes.released)
+        poll, reply = self._contest.release(request, timeout, votes.released)
         if reply is None:
             raise poll.error()
         return reply
 
     def mark(self, request: Mark, *, timeout: float) -> None:
         """See `Leases.mark`. A majority must write it. Any later majority includes such a node."""
-        self._votes.ask_majority(
+        self._contest.ask_majority(
             lambda node: node.store.leases.mark(request, timeout=NODE_TIMEOUT),
             timeout,
             Poll.has_majority,
@@ -147,7 +147,7 @@ class RedlockLeases(Leases):
 
     def inspect(self, key: str) -> Record | None:
         """The record that a majority has, or may have if the silent nodes also have it."""
-        poll = self._votes.inspect(key, NODE_TIMEOUT)
+        poll = self._contest.inspect(key, NODE_TIMEOUT)
         poll.check()
         return votes.standing(poll)
 
@@ -156,7 +156,7 @@ class RedlockClaims(Claims):
     """See `Claims`."""
 
     def __init__(self, contest: Contest) -> None:
-        self._votes = contest
+        self._contest = contest
 
     def take(self, request: ClaimRequest, *, timeout: float) -> Record | None:
         """See `Claims.take`. A majority must claim the key; a split vote is repeated.
@@ -166,12 +166,12 @@ class RedlockClaims(Claims):
         again. That claim had no majority, so it refused no other message.
         """
 
-        _, verdict, _ = self._votes.contend(request, (request.key,), timeout, math.inf)
+        _, verdict, _ = self._contest.contend(request, (request.key,), timeout, math.inf)
         return verdict.record if isinstance(verdict, Refused) else None
 
     def change(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
         """See `Claims.change`. A majority must answer."""
-        self._votes.ask_majority(
+        self._contest.ask_majority(
             lambda node: node.store.claims.change(token, change, timeout=NODE_TIMEOUT),
             timeout,
             Poll.has_majority,
@@ -182,7 +182,7 @@ class RedlockSchedule(Schedule):
     """See `Schedule`."""
 
     def __init__(self, contest: Contest) -> None:
-        self._votes = contest
+        self._contest = contest
 
     def authorize(self, request: AuthorizeRun, *, timeout: float) -> Authorization:
         """See `Schedule.authorize`. A majority must replace the last run.
@@ -192,7 +192,7 @@ class RedlockSchedule(Schedule):
         the last run that counts is the one that the leader expects, the last run is also replaced
         on such nodes, on each only while it has the token.
         """
-        poll = self._votes.ask_majority(
+        poll = self._contest.ask_majority(
             lambda node: node.store.schedule.authorize(request, timeout=NODE_TIMEOUT),
             timeout,
             votes.authorized,
@@ -212,7 +212,7 @@ class RedlockSchedule(Schedule):
             current = replace(request, expected=stands)
             return node.store.schedule.authorize(current, timeout=NODE_TIMEOUT)
 
-        poll = self._votes.ask_majority(swap_whatever_stands, timeout, votes.authorized)
+        poll = self._contest.ask_majority(swap_whatever_stands, timeout, votes.authorized)
         verdict = votes.authorized(poll)
         if verdict is None:
             raise poll.error()
@@ -220,19 +220,19 @@ class RedlockSchedule(Schedule):
 
     def last_runs(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
         """See `Schedule.last_runs`. For each key, the last run that counts among a majority's."""
-        return self._votes.texts(keys, timeout)
+        return self._contest.texts(keys, timeout)
 
 
 class RedlockOperators(Operators):
     """See `Operators`."""
 
     def __init__(self, contest: Contest) -> None:
-        self._votes = contest
+        self._contest = contest
 
     def scan(self, pattern: str) -> Iterator[Record]:
         """See `Operators.scan`; the records are those of :meth:`inspect`. Reads node after node."""
-        nodes = self._votes.fanout.nodes
-        found: Poll[dict[str, Record]] = Poll(len(nodes), self._votes.fanout.majority)
+        nodes = self._contest.fanout.nodes
+        found: Poll[dict[str, Record]] = Poll(len(nodes), self._contest.fanout.majority)
         for node in nodes:
             try:
                 found.add({record.key: record for record in node.store.operators.scan(pattern)})
@@ -248,7 +248,7 @@ class RedlockOperators(Operators):
     def texts(self, pattern: str) -> Iterator[tuple[str, str, float]]:
         """See `Operators.texts`. Of several texts of one key, the last by the alphabet."""
         found: dict[str, tuple[str, float]] = {}
-        for node in self._votes.fanout.nodes:
+        for node in self._contest.fanout.nodes:
             with suppress(StoreUnavailable):  # a minority may be unreachable
                 for key, text, ttl in node.store.operators.texts(pattern):
                     found[key] = max(found.get(key, ("", 0.0)), (text, ttl))
@@ -257,7 +257,7 @@ class RedlockOperators(Operators):
     def foreign_keys(self, pattern: str) -> Iterator[tuple[str, str]]:
         """See `Operators.foreign_keys`. A foreign key on one node blocks its vote."""
         found: set[tuple[str, str]] = set()
-        for node in self._votes.fanout.nodes:
+        for node in self._contest.fanout.nodes:
             with suppress(StoreUnavailable):  # a minority may be unreachable
                 found.update(node.store.operators.foreign_keys(pattern))
         yield from sorted(found)
@@ -265,7 +265,9 @@ class RedlockOperators(Operators):
     def free(self, key: str, token: str | None, by: OperatorRelease | None = None) -> bool:
         """See `Operators.free`. True if any node had the key. A majority must answer."""
         return any(
-            self._votes.ask_majority(lambda node: node.store.operators.free(key, token, by)).answers
+            self._contest.ask_majority(
+                lambda node: node.store.operators.free(key, token, by)
+            ).answers
         )
 
     def info(self, section: str) -> dict[str, str]:
@@ -274,9 +276,9 @@ class RedlockOperators(Operators):
         Raises:
             SettingsError: Two addresses lead to one server, which would have two votes.
         """
-        poll = self._votes.ask_majority(lambda node: node.store.operators.info(section))
+        poll = self._contest.ask_majority(lambda node: node.store.operators.info(section))
         seen: dict[str, Node] = {}
-        for node in self._votes.fanout.nodes:
+        for node in self._contest.fanout.nodes:
             first = seen.setdefault(node.run_id, node)
             if node.run_id and first is not node:
                 raise SettingsError(
@@ -287,7 +289,7 @@ class RedlockOperators(Operators):
 
     def release_notes(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
         """See `Operators.release_notes`. For each key, the note that counts among a majority's."""
-        return self._votes.texts(keys, timeout)
+        return self._contest.texts(keys, timeout)
 
 
 class RedlockStore(Store):
