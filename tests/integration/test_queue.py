@@ -1014,7 +1014,7 @@ def test_a_full_queue_raises_where_the_call_is_made(
         stage.app.few.delay(name, 2)
     assert caught.value.depth == 2
     sent = stage.app.app.send_task(stage.app.few.name, (name, 3))
-    with pytest.raises(LockConflict, match="2 calls wait"):
+    with pytest.raises(LockConflict, match="2 calls are in the queue"):
         sent.get(timeout=30)
     stage.open(name)
     assert ended(results) == [0, 1]
