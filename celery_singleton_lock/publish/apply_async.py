@@ -81,6 +81,8 @@ def publish_call(
     if sending is not None:
         send = _keeping(sending, send)
     policy = task.singleton_policy(header.get("options"))
+    if policy.is_plain and running is None:  # most calls
+        return send(task_id, options)
     if isinstance(policy.on_conflict, CancelRunning):
         # See task/cancel_running.py.
         header.setdefault("called_at", Runtime.of(app).clock.wall())
