@@ -44,7 +44,7 @@ Failure handling
     Connections that end one after the other cause one renewal per `_MAX_RETRY_PAUSE`. While the
     store does not answer, the retries continue at their own pace, whatever connections end.
     A failed sweep is logged and repeated: the thread never ends before close(). ``add``,
-    ``discard`` and ``declare`` run on the threads of the bodies, ``sweep`` on the heartbeat's own.
+    ``stop`` and ``lose`` run on the threads of the bodies, ``sweep`` on the heartbeat's own.
     They share the registry of leases without a lock: each of its changes is one step of the
     interpreter. A forked child creates a new heartbeat (see `Runtime.of`).
 """

@@ -75,6 +75,12 @@ class RequestData:
             return found
         # Without prefork, the worker's request and the running one have the same Arrival, and each
         # would see what the other one changes.
-        arrival = found if isinstance(found, Arrival) else _NOT_RECEIVED
-        data = fields[ATTRIBUTE] = cls(arrival)
-        return data
+        if isinstance(found, Arrival):
+            data = fields[ATTRIBUTE] = cls(found)
+            return data
+        # A copy of a request without headers (`Task.push_request`) makes a header of each attribute
+        # that Celery doesn't know, and a retry would publish it.
+        if fields.get("headers") is None:
+            fields["headers"] = {}
+        own: RequestData = fields.setdefault(ATTRIBUTE, cls(_NOT_RECEIVED))
+        return own

@@ -34,8 +34,11 @@ from ..core.store import (
     ReleaseReply,
 )
 
-#: Seconds until a hint is late.
+#: Seconds until the first hint is late. The time grows fourfold.
 _DEADLINE: Final = 60.0
+_MOST_GROWTH: Final = 6
+#: Seconds for which the end of a call is remembered if its message was published twice.
+_WEEK: Final = 7 * 86400.0
 #: Seconds that the message of the next call is delayed at most. After a longer time a sweep is due.
 _LONGEST_DELAY: Final = 60.0
 #: Seconds between two sweeps while a client without a place holds the key.
@@ -61,6 +64,7 @@ class _Call:
         late: Whether its messages are acknowledged late.
         state: One of the letters of ``call_queue.lua``.
         copies: How often the stored message was published.
+        repeated: Whether any message of the call was published twice.
         begins: How often a body has begun by the stored message.
         begun: Whether an attempt of it has begun.
         nonce: That of the last begin of the attempt.
@@ -74,6 +78,7 @@ class _Call:
     joined_at: float
     state: str = "w"
     copies: int = 0
+    repeated: bool = False
     begins: int = 0
     begun: bool = False
     nonce: str = ""
@@ -228,7 +233,10 @@ class MemoryCallQueue(CallQueue):
         if reply is not ReleaseReply.OURS and not is_undone:
             # Repeated: its next message was handed over, and has not arrived.
             is_handed_over = (call.state, call.nonce, call.copies) == ("h", "", 1)
-            return call if ended_ttl is None and is_newer and is_handed_over else None
+            if ended_ttl is not None or not is_newer or not is_handed_over:
+                return None
+            call.repeated = True
+            return call
         if is_undone:
             call.begins -= 1
         if ended_ttl is not None and not is_newer:
@@ -358,6 +366,7 @@ class MemoryCallQueue(CallQueue):
             call = self._call(key, unpublished.call_id) if unpublished else None
             if call is not None and call.state == "h" and call.copies:
                 call.copies -= 1
+                call.repeated = call.repeated or perhaps
             if (queue := self._queues.get(key)) is not None:
                 due = self._clock.now() + seconds
                 leaves = queue.head is not None and queue.head.state == "x"
@@ -443,7 +452,9 @@ class MemoryCallQueue(CallQueue):
             queue.due = self._clock.now() + (_DEADLINE if head.state == "x" else 0.0)
             return None
         head.state, head.copies = "h", head.copies + 1
-        queue.due = self._clock.now() + _DEADLINE + delay
+        head.repeated = head.repeated or head.copies > 1
+        growth = 4 ** min(head.copies - 1, _MOST_GROWTH)
+        queue.due = self._clock.now() + _DEADLINE * growth + delay
         return head
 
     def _take_out(
@@ -470,9 +481,10 @@ class MemoryCallQueue(CallQueue):
         if may_return_from is not None:
             first = (token.nesting, may_return_from)
         now = self._clock.now()
+        kept = max(ttl, _WEEK) if call.repeated else ttl
         while self._ends and (oldest := next(iter(self._ends.items())))[1].until <= now:
             del self._ends[oldest[0]]
-        self._ends[key, call.call_id] = _CallEnd(token.nonce, first, following, now + ttl)
+        self._ends[key, call.call_id] = _CallEnd(token.nonce, first, following, now + kept)
         return hinted
 
     def _drop(self, key: str, call: _Call) -> None:

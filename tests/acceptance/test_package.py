@@ -40,12 +40,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def source_files(folder: str = PACKAGE) -> set[str]:
-    """What git knows, or would add: not what editors and caches leave behind.
+def source_files(folder: str = PACKAGE, *, untracked: bool = True) -> set[str]:
+    """What git knows, or would add (``untracked``): not what editors and caches leave behind.
 
     Outside of git, as in an unpacked source archive, it's what is there.
     """
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", folder]
+    command = [
+        "git",
+        "ls-files",
+        "--cached",
+        *["--others"] * untracked,
+        "--exclude-standard",
+        folder,
+    ]
     if not (ROOT / ".git").exists():
         command = ["find", folder, "-type", "f", "-not", "-path", "*/__pycache__/*"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -140,7 +140,9 @@ def report(results: Sequence[Result], steps: Sequence[Step]) -> None:
 
 
 def _commits() -> int:
-    """How many there are; none in an unpacked source archive."""
+    """How many there are; none in an unpacked source archive, or without git."""
+    if shutil.which("git") is None:
+        return 0
     counted = subprocess.run(["git", "rev-list", "--count", "HEAD"], capture_output=True, text=True)
     return int(counted.stdout or 0)
 

@@ -1,11 +1,11 @@
-"""A call of a queue that a running task makes, and makes again after an error."""
+"""Calls that a running task makes: again after an error, and in a call of itself."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.app.trace import build_tracer
 from celery.utils import uuid
 
@@ -55,3 +55,32 @@ def test_a_call_that_is_repeated_after_a_join_without_a_reply_is_the_same_call(
     assert state is None, state
     assert len(set(joined[:3])) == 1
     assert joined[3] != joined[2], "a call that was accepted is not repeated, but made again"
+
+
+def test_a_retry_of_a_task_that_called_one_of_ours_has_no_header_of_this_library() -> None:
+    """A nested call copies the request, and Celery makes headers of what it does not know."""
+    app = Celery("plain", broker="memory://", set_as_current=False)
+    Runtime.install(app, Runtime(app, store=MemoryStore(SystemClock())))
+
+    @singleton_task(app=app, name="audit", shared=False)
+    def audit() -> None: ...
+
+    class Audited(Task):
+        abstract = True
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            audit.delay()
+            return super().__call__(*args, **kwargs)
+
+    sent: list[Any] = []
+
+    @app.task(base=Audited, bind=True, name="plain", shared=False)
+    def plain(self: Any) -> None:
+        sent.append(self.request.headers)
+        if len(sent) == 1:
+            self()  # a call within the task has a copy of its request
+
+    trace = build_tracer("plain", app.tasks["plain"], app=app)
+    trace("p", [], {}, {"id": "p", "task": "plain", "delivery_info": {}})
+    app.close()
+    assert sent == [{}, {}]
