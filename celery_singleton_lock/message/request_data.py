@@ -75,8 +75,8 @@ class RequestData:
             return found
         # Without prefork, the worker's request and the running one have the same Arrival, and each
         # would see what the other one changes.
-        if isinstance(found, Arrival):
-            data = fields[ATTRIBUTE] = cls(found)
+        if ATTRIBUTE in fields:  # of the worker's parent, or a foreign header
+            data = fields[ATTRIBUTE] = cls(found if isinstance(found, Arrival) else _NOT_RECEIVED)
             return data
         # A copy of a request without headers (`Task.push_request`) makes a header of each attribute
         # that Celery doesn't know, and a retry would publish it.
