@@ -107,8 +107,8 @@ class Policy:
 
     Attributes:
         on_conflict: The rule that applies: the user's, unless ``unique="until_start"`` replaces it.
-        given: Not an option: the options as users gave them, of all layers. :func:`merge` resolves
-            what depends on other options anew for each layer: ``on_conflict`` and ``unique_for``.
+        given: Not an option: what users gave, in all layers. ``on_conflict`` and ``unique_for``
+            depend on other options, so :func:`merge` derives both from it again for each layer.
         is_plain: Not an option: whether a call needs no further step, because neither ``unique`` is
             set nor a rule with a feature. One field costs less than two comparisons.
     """

@@ -17,8 +17,8 @@ from urllib.parse import quote
 # A longer rendered key is replaced by its digest, so that an argument of 1 MiB makes neither a key
 # of 1 MiB nor a record too long for the memory shared with the worker parent.
 _MAX_RENDERED_CHARS: Final = 160
-# A task's name and a scope of 200 characters each, one of which may become twelve when quoted, and
-# a rendered key, whose characters may become twelve each as well.
+# A task's name and a scope have at most 200 characters each. Quoting may turn each character of
+# these, and of a rendered key, into twelve.
 _MAX_LOCK_CHARS: Final = 12 * 200 + 12 * _MAX_RENDERED_CHARS + 1000
 _MAX_CLAIM_CHARS: Final = 2 * 12 * 200 + 12 * _MAX_RENDERED_CHARS + len("00000}:claim|%period|:")
 # Ends the task's name in the claim of a period.

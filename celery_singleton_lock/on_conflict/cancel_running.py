@@ -12,7 +12,7 @@ from .wait import Wait
 if TYPE_CHECKING:
     from ..policy import Policy
 
-# Seconds. Each holder looks for a newer call that often, with one command.
+# Seconds. Each holder checks for a newer call that often, with one command.
 _MIN_WITHIN: Final = 0.1
 
 
@@ -35,14 +35,14 @@ class CancelRunning(Wait):
 
     def __init__(self, within: float | timedelta = 1, timeout: float | timedelta = 90) -> None:
         where = "OnConflict.cancel_running"
-        looks = at_least(f"{where}(within)", within, _MIN_WITHIN, "; each check is a command")
+        often = at_least(f"{where}(within)", within, _MIN_WITHIN, "; each check is a command")
         longest = seconds(f"{where}(timeout)", timeout)
-        if longest <= looks:
+        if longest <= often:
             raise ValueError(
-                f"{where}(within={looks:g}, timeout={longest:g}): the newer call gives up before"
+                f"{where}(within={often:g}, timeout={longest:g}): the newer call gives up before"
                 " the holder checks; give a timeout that is longer than within"
             )
-        self._set(within=looks, timeout=longest)
+        self._set(within=often, timeout=longest)
 
     def check(self, policy: Policy) -> None:
         where = 'on_conflict="cancel_running"'

@@ -116,7 +116,7 @@ class _KeyedCall:
 
     @property
     def is_retry_of_lost_child(self) -> bool:
-        """Whether the worker parent retries the task of a lost child: that is no newer call."""
+        """Whether the worker parent retries the task of a lost child. It isn't a newer call."""
         return bool(self.options.get("retries"))
 
 

@@ -69,7 +69,7 @@ def claim_and_send(
     if task is None:
         known = _Known(name)
     elif not hasattr(task, "singleton_policy"):
-        raise TypeError(f"{where}: it is no singleton task, so nothing would free its claim")
+        raise TypeError(f"{where}: it isn't a singleton task, so nothing would free its claim")
     elif key is None and scope is None:
         return task.apply_async(args, kwargs, singleton=singleton, **options)  # type: ignore[no-any-return]
     else:

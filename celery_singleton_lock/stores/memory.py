@@ -20,7 +20,7 @@ _SWEEP_AT: Final = 256
 
 
 class MemoryLeases(TransitionLeases):
-    """The leases, of which a call of a queue gets one in its turn."""
+    """The leases. The queue decides about those of its calls."""
 
     def __init__(self, store: TransitionStore, queue: MemoryCallQueue) -> None:
         super().__init__(store)

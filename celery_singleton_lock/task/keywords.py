@@ -25,14 +25,13 @@ DECORATOR_OPTIONS = frozenset(
         *("delivery_mode", "exchange", "exchange_type", "queue", "routing_key"),
     }
 )
-# Options of one rule for conflicts, whose names say so: an attribute would have no effect.
-_OF_ONE_RULE = {
-    "delay": "retry",
-    "max_delay": "retry",
-    "max_wait": "retry",
-    "max_waiting": "queue",
-    "max_crashes": "queue",
+# The rule of each option that only one rule of on_conflict has: an attribute would have no effect.
+_RULES_OF: Final = {
+    name: [rule for rule, kind in ACTIONS.items() if name in kind.options()]
+    for kind in ACTIONS.values()
+    for name in kind.options()
 }
+_OF_ONE_RULE: Final = {name: rules[0] for name, rules in _RULES_OF.items() if len(rules) == 1}
 # Options of other locks: the package, its drop-in base in `migration`, and the same option here. As
 # attributes they would be ignored silently, and with them the key.
 _OF_OTHER_LOCKS = {

@@ -159,25 +159,29 @@ def test_a_loss_that_is_handled_when_its_run_has_just_been_settled_found_the_bod
     assert run.on_lost(lease) == "task-ended"
 
 
-class KeepsReservations(FlatStore):
-    """A store in which the newest call does not delete the reservation of an older one."""
-
-    asked = 0
+class OrdersCalls(FlatStore):
+    """A store that knows newest calls: each call is the newest, and none is cancelled."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
         self.newest_calls: Any = self
-
-    def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
-        self.asked += 1
-        assert self.asked < 1000, "the key is asked for without a pause"
-        return super().acquire(request, timeout=timeout)
 
     def register(self, key: str, call: NewestCall, **options: Any) -> NewestCall:
         return call
 
     def of(self, keys: Sequence[str], **options: Any) -> list[NewestCall | None]:
         return [None] * len(keys)
+
+
+class KeepsReservations(OrdersCalls):
+    """A store in which the newest call does not delete the reservation of an older one."""
+
+    asked = 0
+
+    def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
+        self.asked += 1
+        assert self.asked < 1000, "the key is asked for without a pause"
+        return super().acquire(request, timeout=timeout)
 
 
 def test_a_reservation_that_stays_is_waited_for_as_any_holder() -> None:
@@ -205,7 +209,7 @@ def test_a_reservation_that_stays_is_waited_for_as_any_holder() -> None:
     assert "waiting for 5 s was not enough" in str(found.info.retval)
 
 
-class FailsOnce(FlatStore):
+class FailsOnce(OrdersCalls):
     """A store that has no reply to the first note of a call, after its grant."""
 
     failed = False
@@ -213,7 +217,6 @@ class FailsOnce(FlatStore):
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
         self.asking: list[bool] = []
-        self.newest_calls: Any = self
 
     def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
         run = TaskRun.of(current_task.request)
@@ -227,9 +230,6 @@ class FailsOnce(FlatStore):
             self.failed = True
             raise StoreUnavailable("no reply")
         return call
-
-    def of(self, keys: Sequence[str], **options: Any) -> list[NewestCall | None]:
-        return [None] * len(keys)
 
 
 def test_a_run_knows_the_request_that_is_on_its_way_after_a_grant_that_was_undone(

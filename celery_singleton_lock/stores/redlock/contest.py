@@ -119,8 +119,8 @@ class Contest:
             over = self._clock.now() + pause >= deadline
             differ = len(votes.holders(poll)) > 1
             if verdict and verdict.relation is Relation.OTHER and differ and not over:
-                # The other holder's majority may consist of votes of two of its attempts, the first
-                # of which was given back meanwhile. Only the same token twice counts.
+                # The other holder's majority may be votes of two of its attempts, and it has given
+                # the first ones back meanwhile. Only the same token twice counts.
                 named, before = votes.holder(verdict), named
                 verdict = verdict if named == before else None
             if verdict is None and poll.has_majority() and (over or attempt >= attempts):
@@ -161,7 +161,7 @@ class Contest:
         )
 
     def _all_taken(self, slots: tuple[str, ...], token: str) -> Refused | None:
-        """A refusal, if other tokens hold a majority of the nodes for every one of several slots.
+        """A refusal, if other tokens hold each of several slots on a majority of the nodes.
 
         The votes do not show this. A node with a free slot grants it although all other nodes
         refuse that slot, and a node that refuses returns the holder of the first slot only.
