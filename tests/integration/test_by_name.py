@@ -112,7 +112,7 @@ def test_what_is_wrong_is_said_where_it_is_written(publisher: Celery, stage: Sta
 def test_a_task_that_would_never_free_its_claim_is_refused(
     stage: Stage, options: dict[str, str]
 ) -> None:
-    with pytest.raises(TypeError, match="no singleton task"):
+    with pytest.raises(TypeError, match="isn't a singleton task"):
         claim_and_send(stage.app.app, "celery.backend_cleanup", singleton=UNTIL_DONE, **options)
     assert claims(stage) == []
 
