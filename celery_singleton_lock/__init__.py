@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         StoreError,
         StoreUnavailable,
     )
+    from .inspection.pauses import pause, resume
     from .instrumentation import lease_acquired, lease_conflict, lease_lost, lease_released
     from .message.skipped import is_skipped
     from .on_conflict import OnConflict
@@ -40,6 +41,7 @@ __version__ = "1.0.0rc1"
 __all__ = ["PER_TASK", "CallOptions", "OnConflict", "SingletonTask", "singleton_task"]
 __all__ += ["CeleryOptions", "LockOptions", "TaskOptions"]
 __all__ += ["Lease", "aclaim_and_send", "claim_and_send", "current_lease", "hold", "is_skipped"]
+__all__ += ["pause", "resume"]
 __all__ += ["DuplicateTask", "FenceUnavailable", "LeaseLost", "LockConflict", "LockKeyError"]
 __all__ += ["NoLease", "QueueFull", "SettingsError", "SingletonLockError", "StoreError"]
 __all__ += ["StoreUnavailable"]
@@ -59,6 +61,7 @@ _LATER = {
     "SingletonTask": "task.base",
     "current_lease": "task.context",
     "hold": "task.hold",
+    **dict.fromkeys(("pause", "resume"), "inspection.pauses"),
     **dict.fromkeys(("CeleryOptions", "LockOptions", "TaskOptions"), "task.option_types"),
     "is_skipped": "message.skipped",
     "singleton_task": "task.decorator",

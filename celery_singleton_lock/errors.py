@@ -21,17 +21,25 @@ class SingletonLockError(Exception):
 
 
 class LockConflict(SingletonLockError):
-    """Another call holds the key, so this one failed, or ``hold()`` gave up.
+    """Another call holds the key, or it is paused: this call failed, or ``hold()`` gave up.
 
     Attributes:
         key: The full key.
         holder: Who holds it: a dict with ``task``, ``task_id`` and ``worker``.
+        retry_after: If the key is paused, the seconds until the pause ends. Else None.
     """
 
-    def __init__(self, message: str, key: str = "", holder: dict[str, Any] | None = None) -> None:
-        super().__init__(message, key, holder or {})
+    def __init__(
+        self,
+        message: str,
+        key: str = "",
+        holder: dict[str, Any] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, key, holder or {}, retry_after)
         self.key = key
         self.holder = holder or {}
+        self.retry_after = retry_after
 
 
 class DuplicateTask(SingletonLockError):

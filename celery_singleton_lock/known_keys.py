@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from .core.key import PER_TASK, can_be_key_suffix
+from .core.keyspace import quote_scope
 from .errors import LockKeyError
-from .option_names import is_mistyped
+from .option_names import close_to, is_mistyped
 from .runtime import Runtime
 
 logger = logging.getLogger("celery_singleton_lock")
 
+#: What to write instead of a key that no task can have.
+HOLD: Final = "write {}.hold(...) with the arguments of a call, which can't be wrong"
+CLAIM: Final = "leave key and scope out: they follow from the arguments"
+PAUSE: Final = "give {}.lock_key(...) alone, with the arguments of a call, which can't be wrong"
+
 
 def refuse_foreign_key(
-    runtime: Runtime, key: str, scope: str, *, where: str, is_claim: bool = False
+    runtime: Runtime, key: str, scope: str, *, where: str, instead: str = HOLD
 ) -> None:
     """Refuse a key that no task of ``scope`` can have.
 
@@ -31,7 +37,7 @@ def refuse_foreign_key(
         key: The part after the scope.
         scope: The scope.
         where: The call in errors.
-        is_claim: Whether the key is that of a call, which is published.
+        instead: What to write instead, with braces for the task's variable.
 
     Raises:
         LockKeyError: See above, or ``key`` is the whole name of a key.
@@ -39,27 +45,50 @@ def refuse_foreign_key(
     if key.startswith("csl:{") or runtime.keyspace.is_full(key):
         raise LockKeyError(
             f"{where}: this is the whole name of a key, as task.lock_key() returns it. Give the "
-            'part after the scope, such as "account:42"'
-            + ("" if is_claim else ", or write task.hold(...) with the arguments of a call")
+            f'part after the scope, such as "account:42", or {instead.format("task")}'
         )
     tasks = runtime.scopes.get(scope)
     if tasks is None:
-        _look_for_typo(runtime, scope, where, is_claim)
+        _look_for_typo(runtime, scope, where, instead)
     elif not any(can_be_key_suffix(spec, key) for spec in map(_spec_of, tasks)):
         task = tasks[0]
         raise LockKeyError(
             f"{where}: no call of {task.name} has this key: {_form_of(_spec_of(task))}. "
-            f"{_remedy(task, is_claim)}"
+            f"{_for(task, instead)}"
         )
 
 
-def _look_for_typo(runtime: Runtime, scope: str, where: str, is_claim: bool) -> None:
-    task: Any = runtime.app.tasks.get(scope)
-    own = (getattr(task, "singleton", None) or {}).get("scope")
-    if own:
+def refuse_foreign_scope(runtime: Runtime, scope: str, *, where: str) -> None:
+    """Refuse the name of a task that has another scope, and a mistyped scope.
+
+    A warning is logged if no task here has the scope: those in other processes may have it.
+
+    Raises:
+        LockKeyError: See above.
+        TypeError: ``scope`` is not a string.
+    """
+    quote_scope(scope)
+    if scope in runtime.scopes:
+        return
+    if own := _other_scope_of(runtime, scope):
+        raise LockKeyError(f"{where}: the scope of {scope} is {own!r}. Give that")
+    text = f"the scope {scope!r} is that of no task that this process knows"
+    if meant := close_to(scope, runtime.scopes):
+        raise LockKeyError(f"{where}: {text} (did you mean {' or '.join(map(repr, meant))}?)")
+    logger.warning("singleton: %s", text)
+
+
+def _other_scope_of(runtime: Runtime, name: str) -> str | None:
+    """The scope of the task ``name``, if it is another; None: there is no such task."""
+    options = getattr(runtime.app.tasks.get(name), "singleton", None) or {}
+    return options.get("scope")
+
+
+def _look_for_typo(runtime: Runtime, scope: str, where: str, instead: str) -> None:
+    if own := _other_scope_of(runtime, scope):
+        task = runtime.app.tasks[scope]
         raise LockKeyError(
-            f"{where}: no call of {scope} has this key: its scope is {own!r}. "
-            f"{_remedy(task, is_claim)}"
+            f"{where}: no call of {scope} has this key: its scope is {own!r}. {_for(task, instead)}"
         )
     for known in runtime.scopes:
         if known.endswith(f".{scope}") or is_mistyped(scope, known):
@@ -87,8 +116,6 @@ def _form_of(spec: Any) -> str:
     return f"its key is a digest of {', '.join(spec) if spec else 'all its arguments'}"
 
 
-def _remedy(task: Any, is_claim: bool) -> str:
-    if is_claim:
-        return "Leave key and scope out: they follow from the arguments"
-    variable = str(task.name).rpartition(".")[2]
-    return f"Write {variable}.hold(...) with the arguments of a call, which can't be wrong"
+def _for(task: Any, instead: str) -> str:
+    text = instead.format(str(task.name).rpartition(".")[2])
+    return text[0].upper() + text[1:]

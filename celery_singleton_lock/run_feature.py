@@ -80,10 +80,12 @@ class Feature:
     Attributes:
         releases_early: Whether the lease is released before Celery publishes the links of the task.
         keeps_key_for_retry: Whether a retry may reserve the key (``hold_on_retry``).
+        keeps_place: Whether the call has a place in the queue of its key, which its retries keep.
     """
 
     releases_early = True
     keeps_key_for_retry = True
+    keeps_place = False
 
     def __init__(self, run: Run) -> None:
         self.run = run

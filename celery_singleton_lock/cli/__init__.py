@@ -21,12 +21,20 @@ class _LazyGroup(click.Group):
 
 def _commands() -> dict[str, click.Command]:
     from .commands import COMMANDS
+    from .pause import pause, paused, resume
     from .serve import serve
     from .watch import watch
 
-    return {**COMMANDS, "serve": serve, "watch": watch}
+    return {
+        **COMMANDS,
+        "pause": pause,
+        "paused": paused,
+        "resume": resume,
+        "serve": serve,
+        "watch": watch,
+    }
 
 
 @click.group(name="singleton", cls=_LazyGroup)
 def singleton() -> None:
-    """See and free the leases of singleton tasks, and the claims of unique ones."""
+    """See, free and pause the locks of singleton tasks, and the claims of unique ones."""

@@ -24,6 +24,7 @@ from ..core.store import operators_of
 from ..doctor import Finding, Severity, diagnose
 from ..errors import SingletonLockError
 from ..inspection import AmbiguousKey, CallInQueue, Fate, Filter, HeldKey, SortBy
+from ..inspection.pauses import pauses_if_allowed
 from ..runtime import Runtime
 from ..typed_keys import is_glob
 from .act import Act, Target
@@ -173,6 +174,8 @@ def ls(ctx: click.Context, /, sort: str, as_json: bool, **conditions: Any) -> No
         click.echo()
     else:
         click.echo(text or _nothing(chosen))
+        for one in pauses_if_allowed(app):
+            click.echo(shown(str(one)))
 
 
 @click.command(cls=Command)
@@ -201,6 +204,10 @@ def show(ctx: click.Context, key: str, as_json: bool) -> None:
         click.echo(json.dumps(row_of(held) if held else None, indent=2))
     elif held:
         click.echo(describe(held))
+    if not as_json:
+        for one in pauses_if_allowed(app):
+            if one.includes(held.key if held else key):
+                click.echo(shown(str(one)))
     if held is None:
         click.echo(_free_or_misspelled(app, key), err=as_json)
     ctx.exit(0 if held else 1)

@@ -14,6 +14,8 @@ SHORTLY: Final[Pace] = (0.05, 1.0)
 #: For started work with another holder, for duplicates, for a lost lease, and for an unreachable
 #: store.
 AGAIN: Final[Pace] = (1.0, 30.0)
+#: For a call whose key is paused, where the store keeps no queue for it.
+PAUSED: Final[Pace] = (5.0, 60.0)
 
 _MAX_DOUBLINGS: Final = 30
 

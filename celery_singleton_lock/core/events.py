@@ -33,6 +33,9 @@ class EventName(StrEnum):
     PUBLISHED = "published"
     STALLED = "stalled"
     REMOVED = "removed"
+    # Events of a pause of a key or a scope.
+    PAUSED = "paused"
+    RESUMED = "resumed"
     # Events of the store, as this process sees it.
     STORE_UNREACHABLE = "store-unreachable"
     STORE_BACK = "store-back"
@@ -61,6 +64,8 @@ DATA: Final[Mapping[EventName, tuple[str, ...]]] = {
     EventName.PUBLISHED: ("copies",),
     EventName.STALLED: ("copies", "routing_key", "advice"),
     EventName.REMOVED: ("reason",),
+    EventName.PAUSED: ("seconds", "by", "reason"),
+    EventName.RESUMED: ("by",),
     EventName.STORE_UNREACHABLE: ("store", "error", "action"),
     EventName.STORE_BACK: ("store", "lasted"),
     EventName.BROKER_UNREACHABLE: ("broker", "error", "action"),
@@ -77,7 +82,7 @@ class Event:
 
     Attributes:
         name: The kind of event.
-        key: The lock key.
+        key: The lock key; of a pause of a scope, the scope.
         task: The task's name; empty for a ``hold()``.
         task_id: The task's id, or the id of the ``hold()``.
         lease: The lease, or empty if the event isn't about one. It's the same text in all events

@@ -14,6 +14,8 @@ from functools import cache, lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+#: The scope of the leases with which Beat processes elect a leader.
+BEAT_SCOPE: Final = "celery.beat"
 # A longer rendered key is replaced by its digest, so that an argument of 1 MiB makes neither a key
 # of 1 MiB nor a record too long for the memory shared with the worker parent.
 _MAX_RENDERED_CHARS: Final = 160
@@ -85,10 +87,10 @@ class CallQueueNames(NamedTuple):
 class Keyspace:
     """The names in the store: ``<global prefix>csl:{<prefix>:<shard>}:<scope>:<suffix>``.
 
-    The braces are a Redis Cluster hash tag: a lease, its fence counter, completion record, claim
-    and wait queue are on one node, so one script may access all of them. The names next to a lease
-    contain a '|' before their first ':'. A quoted scope contains none, so no scope can produce such
-    a name.
+    The braces are a Redis Cluster hash tag: a lease, its completion record, claim, wait queue and
+    the hash of the shard are on one node, so one script may access all of them. The names next to a
+    lease contain a '|' before their first ':', or are one word without ':'. A quoted scope contains
+    no '|', and a lock's name has a ':', so no scope can produce such a name.
 
     Attributes:
         global_prefix: Celery's ``global_keyprefix``. It contains no braces, which would be another
@@ -114,7 +116,7 @@ class Keyspace:
     def leader(self, name: str) -> str:
         """The key of the leader's lease in the beat election called ``name``."""
         # Quoted, so that it contains no '|', which separates it from an entry in `last_run`.
-        return self.lock("celery.beat", quote_scope(name))
+        return self.lock(BEAT_SCOPE, quote_scope(name))
 
     def all_shards(self) -> list[str]:
         """The prefixes of all names, of each shard; see :meth:`shard`."""
@@ -150,14 +152,25 @@ class Keyspace:
         return key[: key.index("}") + 1]
 
     @staticmethod
-    def fence(key: str) -> str:
-        """The fence counter that all keys of a shard share."""
-        return f"{Keyspace.shard(key)}:fence"
+    def scope_in(shard: str, scope: str) -> str:
+        """What the names of all keys of ``scope`` in a shard begin with."""
+        return f"{shard}:{quote_scope(scope)}"
+
+    @staticmethod
+    def scope_of(key: str) -> str:
+        """The same, for the scope of the lock ``key``."""
+        shard, _, name = key.partition("}:")
+        return f"{shard}}}:{name.partition(':')[0]}"
+
+    @staticmethod
+    def shard_hash(key: str) -> str:
+        """The hash of a shard: the last fence that one of its keys got, and what is paused."""
+        return f"{Keyspace.shard(key)}:shard"
 
     @staticmethod
     def stays(key: str) -> bool:
-        """Whether ``key`` never expires: a counter, the number of shards, or a queue of calls."""
-        return key.endswith(("}:fence", "}:number", ":0}:shards")) or CallQueueNames.include(key)
+        """Whether ``key`` never expires: of a shard, of all shards, or a queue of calls."""
+        return key.endswith(("}:shard", "}:number", ":0}:shards")) or CallQueueNames.include(key)
 
     @staticmethod
     def last_run(leader: str, entry: str) -> str:
@@ -195,10 +208,10 @@ class Keyspace:
 
     @staticmethod
     def beside_acquire(key: str, attempt: str) -> list[str]:
-        """The keys next to ``key`` that an acquire accesses: fence counter, completion record."""
+        """The keys that an acquire accesses next to ``key``: shard's hash, completion record."""
         # One method for all keys, here and below: one call per key would cost half as much again.
         shard = key[: key.index("}") + 1]
-        return [f"{shard}:fence", f"{shard}:done|{attempt}"]
+        return [f"{shard}:shard", f"{shard}:done|{attempt}"]
 
     @staticmethod
     def beside_release(key: str, attempt: str) -> list[str]:
@@ -208,9 +221,9 @@ class Keyspace:
         return [f"{shard}}}:done|{attempt}", wait_queue, f"{wait_queue}!"]
 
     @staticmethod
-    def is_queue(name: str) -> bool:
-        """Whether ``name`` is a wait queue, its handoff tokens, or a queue of calls: no string."""
-        return "}:line|" in name or CallQueueNames.include(name)
+    def is_no_string(name: str) -> bool:
+        """Whether ``name`` is a queue of clients or calls, handoff tokens, or a shard's hash."""
+        return name.endswith("}:shard") or "}:line|" in name or CallQueueNames.include(name)
 
     @staticmethod
     def claim(task: str, key: str) -> str:

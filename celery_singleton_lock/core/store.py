@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeAlias
 from ..errors import StoreError
 from .call_queue import CallQueue
 from .lease import Holder, Kind, Lease, LossReason, OperatorRelease, Phase, Record, Token
+from .pauses import Pause, Pauses
 
 
 class Relation(StrEnum):
@@ -34,6 +35,7 @@ class Relation(StrEnum):
     EARLIER = "earlier"  # an earlier attempt of the same task holds it
     LATER = "later"  # a later attempt of the same task holds it, or it is reserved for one
     NOT_DUE = "not_due"  # the message may not start yet
+    PAUSED = "paused"  # the key, or its scope
     OTHER = "other"  # another task, or another call of this one
     QUEUED = "queued"  # the call has a place in the queue of the key, and the store has its message
     UNQUEUED = "unqueued"  # the call must wait, and the store does not have its message
@@ -288,25 +290,38 @@ class Refused:
             With more than eight slots a store may leave out all but the leases that expire first:
             the lease of a dead process is not renewed, so it becomes one of them.
         due_in: Seconds until the message may start; set only if the relation is NOT_DUE.
+        pause: What keeps the call from starting; set only if the relation is PAUSED.
     """
 
     relation: Relation
     record: Record | None = None
     others: tuple[Record, ...] = ()
     due_in: float = field(init=False, repr=False, compare=False)
+    pause: Pause = field(init=False, repr=False, compare=False)
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until the pause ends; None: the key is not paused, or has no such end."""
+        return self.pause.left if self.relation is Relation.PAUSED else None
 
     @property
     def holder(self) -> Holder:
         """The holder, as far as the store could read it."""
         return self.record.holder if self.record else Holder(task_id="an unknown holder")
 
+    def holder_for_error(self) -> dict[str, Any]:
+        """The holder as plain data; empty if the key is paused, and so may have none."""
+        return {} if self.relation is Relation.PAUSED else self.holder.for_error()
+
     def explain(self, key: str, limit: int) -> str:
-        """Who holds ``key``, for an error: a clause.
+        """Why ``key`` was refused, for an error: a clause.
 
         Args:
             key: The lock key.
             limit: The number of its slots.
         """
+        if self.relation is Relation.PAUSED:
+            return f"{key!r} is {self.pause}"
         is_claim = self.record is not None and self.record.kind is Kind.CLAIM
         if limit == 1 or is_claim or self.relation is not Relation.OTHER:
             return f"{key!r} is held by {self.holder}"
@@ -786,6 +801,7 @@ class Store:
         newest_calls: None: no task can have ``on_conflict="cancel_running"``.
         arguments: None: no task can have ``on_duplicate="replace"``.
         async_releases: None: each release waits for its reply.
+        pauses: None: no key and no scope can be paused.
     """
 
     capabilities: Capabilities
@@ -798,6 +814,7 @@ class Store:
     newest_calls: NewestCalls | None = None
     arguments: QueuedArguments | None = None
     async_releases: AsyncReleases | None = None
+    pauses: Pauses | None = None
 
     def watch_connections(self, watch: ConnectionWatch, /) -> None:
         """Report each connection of this process to ``watch``, from now on.

@@ -35,6 +35,7 @@ CHECKS: Final = (
     Check(locks.check_prefix, _MASTERS, needs_locks=True),
     Check(locks.check_keys, None, needs_locks=True, denied=locks.NO_SCAN),
     Check(locks.check_queues, None, needs_locks=True),
+    Check(locks.check_pauses, _MASTERS, needs_locks=True),
     Check(servers.check_sentinels, {"sentinel"}),
     Check(servers.check_quorum, {"sentinel"}, denied=servers.NO_QUORUM),
     Check(servers.check_master, {"sentinel"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import statistics
@@ -22,6 +23,7 @@ from ..core.store import (
 )
 from ..errors import StoreError, StoreUnavailable
 from ..inspection import HeldKey, overdue, unique_for_by_task
+from ..inspection.pauses import pauses_if_allowed
 from ..key_queue.hint import STALLED_AFTER
 from ..key_queue.inspection import heads
 from ..runtime import IN_MEMORY
@@ -38,6 +40,8 @@ _TTL: Final = 10.0
 _SHOWN_KEYS: Final = 10
 # Keys of other programs in the store, through which a search takes some seconds.
 _MANY_OTHERS: Final = 200_000
+# Seconds after which a pause that does not end may have been forgotten.
+_OLD_PAUSE: Final = 86400.0
 # The number of queues whose first call is examined.
 _SHOWN_QUEUES: Final = 100
 
@@ -158,6 +162,16 @@ def check_keys(context: Context) -> Findings:
         where = "a cluster" if is_cluster else "a database"
         remedy = f"{where} of its own for the locks: singleton_lock_url"
         yield note("search", text, remedy if is_cluster else f'{remedy} = "redis://.../2"')
+
+
+def check_pauses(context: Context) -> Findings:
+    """Pauses that nothing ends, and that somebody may have forgotten."""
+    now = datetime.fromtimestamp(context.runtime.clock.wall(), UTC)
+    for one in pauses_if_allowed(context.app):
+        age = (now - one.since).total_seconds() if one.since else math.inf
+        if one.left is None and age > _OLD_PAUSE:
+            what = f"'{one.key}'" if one.key else f"--scope '{one.scope}'"
+            yield warning("pauses", str(one), f"celery -A ... singleton resume {what}")
 
 
 def check_queues(context: Context) -> Findings:

@@ -28,6 +28,7 @@ from .keys import (
     unique_for_by_task,
     with_calls,
 )
+from .pauses import Paused, pause, pauses, resume
 
 __all__ = [
     "AmbiguousKey",
@@ -37,6 +38,7 @@ __all__ = [
     "Filter",
     "HeldKey",
     "OperatorRelease",
+    "Paused",
     "SortBy",
     "calls_in_queue",
     "can_be_a_key",
@@ -50,7 +52,10 @@ __all__ = [
     "forms_of",
     "held_keys",
     "overdue",
+    "pause",
+    "pauses",
     "release",
+    "resume",
     "unique_for_by_task",
     "with_calls",
 ]

@@ -22,6 +22,7 @@ from ..key_queue.results import TAKEN_OUT
 from ..message.skipped import is_skipped
 from .facts import Facts, gather
 from .keys import HeldKey, overdue
+from .pauses import Paused
 
 _MINUTE: Final = 60.0
 _HOUR: Final = 3600.0
@@ -63,6 +64,10 @@ class Fate(StrEnum):
     LEFT = "left by its worker"  # which has the message, and died or does not answer
     STARTED = "started"  # but it holds no lease
     UNKNOWN = "unknown"
+
+
+# The fates of a call that a pause may keep from beginning.
+_NOT_BEGUN: Final = (Fate.RETRYING, Fate.REQUEUED, Fate.WAITING, Fate.RECEIVED, Fate.QUEUED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +293,7 @@ def _in_queue(facts: Facts) -> _Verdict | None:
     if place.has_begun:
         return _left_place(place)
     holder = facts.others.get(place.key)
-    if place.position > 1 or holder is not None:
+    if place.position > 1 or holder is not None or facts.pause_of(place.key) is not None:
         return _behind(facts, place, holder)
     return _next_in_queue(facts, place)
 
@@ -522,6 +527,24 @@ def _remarks(facts: Facts, fate: Fate) -> Iterator[str]:
         yield f"It stays in the queue of {facts.place.key}, as {place}."
     if facts.result.problem and fate is not Fate.UNKNOWN:
         yield f"Its result is unknown, because {facts.result.problem}."
+    if (pause := _pause_of(facts, fate)) is not None:
+        yield f"{str(pause)[:1].upper()}{str(pause)[1:]}."
+
+
+def _pause_of(facts: Facts, fate: Fate) -> Paused | None:
+    """The pause that keeps the call from beginning; None: there is none."""
+    if fate not in _NOT_BEGUN:
+        return None
+    keys = [one.key for one in (facts.place, facts.message, facts.lease) if one is not None]
+    keys += [_lock_of(facts.claim.key)] if facts.claim is not None else []
+    found = map(facts.pause_of, keys)
+    return next((one for one in found if one is not None), None)
+
+
+def _lock_of(claim: str) -> str:
+    """The lock key of the key of a claim."""
+    shard, _, name = claim.partition("}:")
+    return f"{shard}}}:{name.split('|', 2)[-1]}"
 
 
 # --- remedies -------------------------------------------------------------------------------------
@@ -560,7 +583,9 @@ def _remedy(facts: Facts, verdict: _Verdict) -> Iterator[str]:
     """What to do. Nothing has to be said of a call that ran."""
     fate, text = verdict.fate, _REMEDIES.get(verdict.fate, "")
     lease, held, queue = facts.lease, verdict.held, _unserved_queue(facts)
-    if fate is Fate.LEFT and lease is not None and lease.is_dead:
+    if (pause := _pause_of(facts, fate)) is not None:
+        text = "nothing, it runs when the pause ends" if pause.left else _resume(pause)
+    elif fate is Fate.LEFT and lease is not None and lease.is_dead:
         text = _of_left_key(facts, lease)
     elif fate is Fate.RUNNING and lease is not None and facts.may_be_dead(lease):
         text = _check_and_release(lease)
@@ -598,6 +623,11 @@ def _check_and_release(held: HeldKey) -> str:
         f"check {where or f'`ps -p {held.pid}` on {held.worker}'}. If that process is dead, free "
         f"its key: {_release(held)}"
     )
+
+
+def _resume(pause: Paused) -> str:
+    what = quote(pause.key) if pause.key else f"--scope {quote(pause.scope)}"
+    return f"when its calls may run again: `celery -A ... singleton resume {what}`"
 
 
 def _release(held: HeldKey) -> str:
@@ -682,9 +712,8 @@ def _holder_of(facts: Facts, key: str | None) -> HeldKey | None:
     """The lease on ``key``; for a claim's key, that of its lock."""
     if key is None:
         return None
-    shard, _, name = key.partition("}:")
-    if name.startswith("claim|"):
-        key = f"{shard}}}:{name.split('|', 2)[-1]}"
+    if key.partition("}:")[2].startswith("claim|"):
+        key = _lock_of(key)
     return facts.others.get(key)
 
 

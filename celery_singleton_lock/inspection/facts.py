@@ -6,6 +6,7 @@ It reads only what is stored for other purposes: a task records nothing for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -29,6 +30,7 @@ from ..runtime import Runtime
 from ..typed_keys import without_prefix
 from .broker import InBroker, search_broker
 from .keys import HeldKey, is_of_task, policies_by_task, reader, unique_for_by_task
+from .pauses import Paused, pauses_if_allowed
 
 # Seconds to wait for further replies of the workers that have answered once. The last reply ends
 # the wait, and a worker takes up to a second for each.
@@ -116,6 +118,7 @@ class Facts:
         completions: The completion records of its attempts.
         released: The note of an operator who released its key; None: none within an hour.
         message: The message in a worker; None: no worker that answered has it.
+        pauses: What is paused.
         unique_for: The ``unique_for`` of the claim's task; None: unknown.
         ttls: The ttl of each singleton task, by name, unless a call sets another.
         trusted: See `Capabilities`.
@@ -156,6 +159,12 @@ class Facts:
     served: tuple[str, ...] = ()
     processes: Mapping[str, frozenset[int] | None] = field(default_factory=dict)
     visibility_timeout: float | None = None
+    pauses: tuple[Paused, ...] = ()
+
+    def pause_of(self, key: str | None) -> Paused | None:
+        """The pause of a key, or of its scope; None: it is not paused."""
+        found = [one for one in self.pauses if key and one.includes(key)]
+        return max(found, key=lambda one: math.inf if one.left is None else one.left, default=None)
 
     @property
     def requeues(self) -> int:
@@ -250,6 +259,7 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         place=place,
         before=call_before(app, place) if place else None,
         visibility_timeout=runtime.settings.visibility_timeout,
+        pauses=() if result.is_final else tuple(pauses_if_allowed(app)),
     )
     facts = replace(facts, processes=workers.processes(_workers_to_ask(facts, instead)))
     if not (result.is_final or message or facts.is_held):

@@ -35,6 +35,7 @@ from ..errors import SingletonLockError, StoreError, StoreUnavailable
 from ..key_queue import inspection as queues
 from ..policy import Policy
 from ..runtime import Runtime, singleton_tasks
+from .pauses import Paused, pauses_if_allowed
 
 # Keys whose waiting clients are counted in one request.
 _COUNTED_AT_ONCE: Final = 500
@@ -44,6 +45,7 @@ _MAX_REASON_CHARS: Final = 500
 _QUEUED: Final = (Phase.QUEUED, Phase.RETRYING)
 _OVERDUE_SHARE: Final = 0.1
 _FREE: Final = "free"
+_PAUSED: Final = "paused"
 _EMPTY: Final = Depth(waiting=0, oldest_at=None)
 _STATES: Final = {
     Kind.LEASE: "running",
@@ -60,8 +62,8 @@ class HeldKey:
     Attributes:
         key: The full key.
         state: ``running``, ``reserved for a retry``, ``reserved for a waiting client``,
-            ``cooldown``, ``being killed``, or ``claim, <phase>``. It is ``free`` if nothing holds
-            the key but calls wait in its queue. Then ``task_id`` is the next of them.
+            ``cooldown``, ``being killed``, or ``claim, <phase>``. If nothing holds the key but
+            calls wait in its queue, it is ``paused`` or ``free``, and ``task_id`` is the next one.
         phase: For a claim, ``queued``, ``running``, ``retrying`` or ``published``; else None.
         task: The task's name; empty for a ``hold()``.
         task_id: The task's id, or the id of the ``hold()``. It is empty if the key is reserved for
@@ -133,7 +135,7 @@ class HeldKey:
     @property
     def is_free(self) -> bool:
         """Whether nothing holds the key, but calls are in its queue."""
-        return self.state == _FREE
+        return self.state in (_FREE, _PAUSED)
 
     @property
     def is_claim(self) -> bool:
@@ -397,11 +399,11 @@ def _with_calls(app: Celery, conditions: Filter, records: Iterable[Record]) -> I
             yield record
 
     held = [read(record, depths.get(record.key, _EMPTY)) for record in conditions.of(noted(), now)]
-    matches, free = conditions.matcher(), list[HeldKey]()
+    matches, free, paused = conditions.matcher(), list[HeldKey](), pauses_if_allowed(app)
     for key, depth in depths.items():
         is_free = depth.waiting and key not in held_names and not conditions.older_than
         if is_free and matches(key):
-            one = _free(app, key, depth)
+            one = _free(app, key, depth, paused)
             if conditions.task in ("", one.task) and conditions.task_id in ("", one.task_id):
                 free.append(one)
     by_key = SORT_KEYS[SortBy.KEY]
@@ -420,7 +422,9 @@ def with_calls(app: Celery, held: HeldKey | None, name: str) -> HeldKey | None:
     depth = queues.depth(app, key) if key else None
     if held is not None:
         return with_depth(held, depth)
-    return _free(app, key, depth) if key and depth and depth.waiting else None
+    if not (key and depth and depth.waiting):
+        return None
+    return _free(app, key, depth, pauses_if_allowed(app))
 
 
 def with_depth(held: HeldKey, depth: Depth | None) -> HeldKey:
@@ -436,12 +440,12 @@ def _calls_in(depth: Depth | None, *, is_claim: bool) -> tuple[int | None, datet
     return depth.waiting, _moment(depth.oldest_at or 0.0)
 
 
-def _free(app: Celery, key: str, depth: Depth) -> HeldKey:
-    """A key that nothing holds, with the call that runs next."""
+def _free(app: Celery, key: str, depth: Depth, paused: Sequence[Paused]) -> HeldKey:
+    """A key that nothing holds, with the call that runs next, unless it is ``paused``."""
     call = queues.first_call(app, key)
     free = HeldKey(
         key=key,
-        state=_FREE,
+        state=_PAUSED if any(one.includes(key) for one in paused) else _FREE,
         phase=None,
         task=call.task if call else "",
         task_id=call.task_id if call else "",

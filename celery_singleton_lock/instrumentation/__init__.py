@@ -23,6 +23,8 @@ from .signals import (
     call_removed,
     call_requeued,
     call_stalled,
+    calls_paused,
+    calls_resumed,
     lease_acquired,
     lease_conflict,
     lease_freed,
@@ -41,5 +43,6 @@ __all__ += ["lease_acquired", "lease_conflict", "lease_freed", "lease_lost"]
 __all__ += ["lease_release_failed", "lease_released"]
 __all__ += ["call_cancelled", "call_dropped", "call_duplicate", "call_requeued"]
 __all__ += ["call_joined", "call_published", "call_removed", "call_stalled"]
+__all__ += ["calls_paused", "calls_resumed"]
 __all__ += ["beat_leading", "beat_resigned", "beat_standing_by", "store_back", "store_unreachable"]
 __all__ += ["broker_back", "broker_unreachable"]

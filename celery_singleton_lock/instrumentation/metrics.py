@@ -29,6 +29,8 @@ COUNTERS: Final[Mapping[EventName, tuple[str, str, tuple[str, ...]]]] = {
     EventName.PUBLISHED: ("publications", "Messages published in their turn.", ()),
     EventName.STALLED: ("stalls", "Messages published three times or more without a run.", ()),
     EventName.REMOVED: ("removals", "Calls taken out of the queue of their key.", ("reason",)),
+    EventName.PAUSED: ("pauses", "Pauses of keys and scopes.", ()),
+    EventName.RESUMED: ("resumptions", "Pauses that somebody ended.", ()),
     EventName.STORE_UNREACHABLE: ("store_failures", "Requests that the store did not answer.", ()),
     EventName.STORE_BACK: ("store_recoveries", "Outages of the store that ended.", ()),
     EventName.BROKER_UNREACHABLE: ("broker_failures", "Outages of a Beat's broker.", ()),
@@ -42,7 +44,7 @@ COUNTERS: Final[Mapping[EventName, tuple[str, str, tuple[str, ...]]]] = {
 KNOWN: Final[Mapping[EventName, tuple[str, ...]]] = {
     EventName.ACQUIRED: (),
     EventName.RELEASED: (),
-    EventName.CONFLICT: ("skip", "requeued", "wait", "raise", "revoke"),
+    EventName.CONFLICT: ("skip", "requeued", "wait", "raise", "revoke", "parked"),
     EventName.DUPLICATE: tuple(OnDuplicate),
     EventName.CANCELLED: (),
     # DYING is no loss: the worker parent reports the end.

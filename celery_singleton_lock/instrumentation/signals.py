@@ -38,6 +38,8 @@ call_joined = _signal("call_joined")
 call_published = _signal("call_published")
 call_stalled = _signal("call_stalled")
 call_removed = _signal("call_removed")
+calls_paused = _signal("calls_paused")
+calls_resumed = _signal("calls_resumed")
 store_unreachable = _signal("store_unreachable")
 store_back = _signal("store_back")
 broker_unreachable = _signal("broker_unreachable")
@@ -62,6 +64,8 @@ SIGNALS: Final = {
     EventName.PUBLISHED: call_published,
     EventName.STALLED: call_stalled,
     EventName.REMOVED: call_removed,
+    EventName.PAUSED: calls_paused,
+    EventName.RESUMED: calls_resumed,
     EventName.STORE_UNREACHABLE: store_unreachable,
     EventName.STORE_BACK: store_back,
     EventName.BROKER_UNREACHABLE: broker_unreachable,

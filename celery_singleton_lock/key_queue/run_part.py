@@ -32,6 +32,7 @@ class QueueFeature(Feature):
     # Celery publishes the links of a task after its end. If the process died between the two, its
     # call would have ended without them.
     releases_early = False
+    keeps_place = True
 
     def __init__(self, run: Run, queue: CallQueue) -> None:
         super().__init__(run)
@@ -51,6 +52,18 @@ class QueueFeature(Feature):
         is_queue = isinstance(run.policy.on_conflict, Queue)
         queue = None if run.eager else run.runtime.store.call_queue
         return cls(run, queue) if queue and (is_queue or run.delivery.queue) else None
+
+    @classmethod
+    def of_paused(cls, run: Run, request: Acquire) -> QueueFeature | None:
+        """The queue that keeps a call whose key is paused; None: none can.
+
+        It would keep the message without the arguments that later calls may give to it.
+        """
+        queue, claim = run.runtime.store.call_queue, request.claim
+        is_replaceable = claim is not None and bool(claim.arguments)
+        if queue is None or run.eager or request.queued or is_replaceable:
+            return None
+        return cls(run, queue) if why_not(run.task, run.request) is None else None
 
     def prepare(self, request: Acquire) -> Acquire:
         """Ask for the lease as a call with a place.
@@ -82,7 +95,7 @@ class QueueFeature(Feature):
             self._drop("lost")  # a sweep stores its failure, and publishes the next call
         if relation is Relation.QUEUED:
             self._drop("queued")
-        if relation is not Relation.UNQUEUED:
+        if relation not in (Relation.UNQUEUED, Relation.PAUSED):
             return False
         if (obstacle := why_not(self.run.task, self.run.request)) is not None:
             self._refuse(f"{self.run.key!r} is in use, and {obstacle}", refused)
@@ -130,14 +143,17 @@ class QueueFeature(Feature):
             publish_copy(run.task, run.request, header, 0.0, capture)
         assert capture.message is not None, "Celery publishes through the producer that it is given"
         claim, claim_ttl = claim_of(run.runtime, run.key, capture.message)
-        rule = Queue.in_force(run.policy.on_conflict)
+        rule = run.policy.on_conflict
+        most = None  # a call that waits because its key is paused is refused by no limit
+        if isinstance(rule, Queue) and not delivery.started:
+            most = rule.max_waiting
         return Join(
             key=run.key,
             token=delivery.token,
             message=capture.message.to_bytes(),
             late=run.acks_late,
             sequence=delivery.sequence,
-            max_waiting=None if delivery.started else rule.max_waiting,
+            max_waiting=most,
             claim=claim,
             claim_ttl=claim_ttl,
         )

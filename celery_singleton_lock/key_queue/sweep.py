@@ -99,25 +99,29 @@ class QueueSweep:
         self._runtime.sweep_soon = self._soon.put
         native_threads.start_new_thread(self._run, "singleton-queue-sweep")
 
-    def sweep(self) -> None:
-        """Sweep some shards once.
+    def sweep(self) -> bool:
+        """Sweep some shards once. Returns whether there is more to publish: a pause has ended.
 
         Raises:
             StoreError: The store does not answer.
         """
-        shards = self._runtime.keyspace.all_shards()
+        shards, has_more = self._runtime.keyspace.all_shards(), False
         try:
             for shard in random.sample(shards, min(len(shards), _SHARDS)):
-                for key in self._queue.due(shard, limit=_KEYS, timeout=MAX_TIMEOUT):
-                    self._sweep_key(key)
+                keys = self._queue.due(shard, limit=_KEYS, timeout=MAX_TIMEOUT)
+                published = sum(map(self._sweep_key, keys))
+                # Not if all are refused, or of another broker: they stay due.
+                has_more |= len(keys) == _KEYS and published > 0
+            return has_more
         finally:
             # The broker may have lost bindings since: a new connection declares them again.
             self._disconnect()
 
-    def _sweep_key(self, key: str) -> None:
+    def _sweep_key(self, key: str) -> bool:
+        """Sweep the queue of a key. Returns whether its first call was published, or has ended."""
         try:
-            if (found := self._queue.sweep(key, timeout=MAX_TIMEOUT)) is not None:
-                self._act_on(*found)
+            found = self._queue.sweep(key, timeout=MAX_TIMEOUT)
+            return found is not None and self._act_on(*found)
         except StoreUnavailable:
             raise
         except StoreError as exc:
@@ -126,18 +130,22 @@ class QueueSweep:
             if key not in self._refused and len(self._refused) < _MOST_REFUSED:
                 self._refused.add(key)
                 logger.warning("singleton: can't check the queue of %s (%s)", key, exc)
+            return False
 
-    def _act_on(self, is_lost: bool, hint: Hint) -> None:
+    def _act_on(self, is_lost: bool, hint: Hint) -> bool:
+        """Publish a call, or end one that is lost; False: it was left to a later sweep."""
         message = None
         with suppress(ValueError):  # it joined by running: the store has no message
             message = StoredMessage.from_bytes(hint.message)
         try:
             if message is not None and is_of_another_broker(self._app, message):
                 self._queue.defer(hint.key, seconds=0.0, timeout=MAX_TIMEOUT, unpublished=hint)
-            elif is_lost:
+                return False
+            if is_lost:
                 self._end(hint, message)
             else:
                 self._hint_again(hint, message)
+            return True
         except StoreError:
             raise
         except Exception:
@@ -146,6 +154,7 @@ class QueueSweep:
             self._queue.defer(
                 hint.key, seconds=_AFTER_FAILURE, timeout=MAX_TIMEOUT, unpublished=hint
             )
+            return False
 
     def _hint_again(self, hint: Hint, message: StoredMessage | None) -> None:
         """Publish a call again, unless it has ended, and its worker has not told the store."""
@@ -246,7 +255,7 @@ class QueueSweep:
     def _run(self) -> None:
         clock, due_at = self._runtime.clock, 0.0
         while not self._is_over():
-            key = None
+            key, has_more = None, False
             if (left := due_at - clock.now()) > 0:
                 with suppress(Empty):
                     key = self._soon.get(timeout=left)
@@ -255,10 +264,10 @@ class QueueSweep:
                     if key is not None:
                         self._sweep_key(key)
                     else:
-                        self.sweep()
+                        has_more = self.sweep()
             except StoreError:
                 pass  # swept again in a second; the workers report the outage
             except Exception:
                 logger.exception("singleton: a check of the queues of keys failed")
             if key is None:
-                due_at = clock.now() + self._pause
+                due_at = clock.now() + (0.0 if has_more else self._pause)

@@ -86,7 +86,7 @@ def publish_call(
     if isinstance(policy.on_conflict, CancelRunning):
         # See task/cancel_running.py.
         header.setdefault("called_at", Runtime.of(app).clock.wall())
-    if policy.unique is None and not isinstance(policy.on_conflict, Queue):
+    if policy.unique is None and not _is_queued(policy, running, task_id):
         return counting(running, send)(task_id, options)
     call = _KeyedCall(
         task, args or (), kwargs or {}, options, task_id, policy, header, running, given
@@ -128,7 +128,7 @@ def _publish_with_key(call: _KeyedCall, send: Send, sending: _Sending | None) ->
     key = _key_of(task, runtime, call.args, call.kwargs, options)
     is_next_attempt = call.is_next_attempt
     joins = False
-    if key is not None and isinstance(policy.on_conflict, Queue) and not eager:
+    if key is not None and not eager and _is_queued(policy, call.running, call.task_id):
         send, joins = _joining(call, runtime, key, send, is_next_attempt)
     send = counting(call.running, send)  # last: a call that could not join was not sent
     if key is None or policy.unique is None:
@@ -159,6 +159,16 @@ def _publish_with_key(call: _KeyedCall, send: Send, sending: _Sending | None) ->
     if sending is not None and sending.is_published is False:
         publication.await_message()
     return result
+
+
+def _is_queued(policy: Policy, running: Any, task_id: str) -> bool:
+    """Whether a call joins a queue: by its rule, or as the next attempt of one with a place."""
+    if isinstance(policy.on_conflict, Queue):
+        return True
+    if running is None or not continues(running, task_id):
+        return False
+    run = RequestData.of(running.request).run
+    return run is not None and run.keeps_place
 
 
 def _joining(

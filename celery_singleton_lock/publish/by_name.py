@@ -16,7 +16,7 @@ from ..celery_compat import in_current_task
 from ..core.key import PER_TASK
 from ..core.keyspace import digest
 from ..errors import LockKeyError
-from ..known_keys import refuse_foreign_key
+from ..known_keys import CLAIM, refuse_foreign_key
 from ..message.header import add_header
 from ..option_names import suggestion
 from ..policy import CallOptions, OnDuplicate, Policy, check_call, merge
@@ -80,7 +80,7 @@ def claim_and_send(
         merge(Policy(key=PER_TASK), {"scope": scope}, where=where)  # refuses a wrong one
     runtime = Runtime.of(app)
     if key is not None:
-        refuse_foreign_key(runtime, key, scope, where=f"{where}: key={key!r}", is_claim=True)
+        refuse_foreign_key(runtime, key, scope, where=f"{where}: key={key!r}", instead=CLAIM)
     given = check_call(lambda: runtime.settings.policy, singleton, where=where) or {}
     policy = merge(runtime.settings.policy, given, where=where)
     if policy.unique is None:

@@ -79,6 +79,9 @@ class Gauges(Collector):
         yield _family(
             "oldest_waiting_call_seconds", text, ("task",), _oldest(counted, reading.wait)
         )
+        paused = Counter[_Labels]((label(one.scope),) for one in reading.pauses)
+        text = "Pauses of a scope, or of keys in it."
+        yield _family("paused", text, ("scope",), paused)
         leases = [key for key in keys if key.state == "running"]
         text = "Age of the task's oldest lease."
         yield _family("oldest_lease_seconds", text, ("task",), _oldest(leases, reading.age))

@@ -19,7 +19,8 @@ from ..core.clock import Clock
 from ..doctor import Finding, diagnose
 from ..doctor.context import SCOPE
 from ..errors import SingletonLockError, StoreError, StoreUnavailable
-from ..inspection import HeldKey
+from ..inspection import HeldKey, Paused
+from ..inspection.pauses import pauses_if_allowed
 from ..runtime import Runtime
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -49,11 +50,13 @@ class Reading:
         at: The time.
         keys: The keys held and claimed, by name.
         error: Why there is no answer of the store; empty: it answered.
+        pauses: What is paused.
     """
 
     at: datetime
     keys: tuple[HeldKey, ...] = ()
     error: str = ""
+    pauses: tuple[Paused, ...] = ()
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
@@ -174,7 +177,8 @@ class Readings:
         at = datetime.fromtimestamp(self.clock.wall(), UTC)
         try:
             # Without the key with which a doctor, such as this server's, tests the store.
-            return Reading(at, tuple(key for key in self._held_keys() if key.scope != SCOPE))
+            keys = tuple(key for key in self._held_keys() if key.scope != SCOPE)
+            return Reading(at, keys, pauses=tuple(pauses_if_allowed(self.app)))
         except SingletonLockError as exc:
             return Reading(at, error=str(exc))
 

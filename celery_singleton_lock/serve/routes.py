@@ -110,6 +110,7 @@ class Site:
                 "counts": _counts(reading),
                 "matching": len(matching),
                 "keys": rows,
+                "pauses": [str(one) for one in reading.pauses],
                 "findings": [asdict(finding) for finding in self._readings.findings],
                 "can_release": can_release,
             }

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 from ..core.clock import Clock
 from ..core.store import Acquire, Capabilities, Granted, QueuedAcquire, Refused
+from .memory_pauses import MemoryPauses
 from .memory_queue import MemoryCallQueue
 from .transitions import Draft, Entry, Transition, TransitionLeases, TransitionStore
 
@@ -22,8 +23,10 @@ _SWEEP_AT: Final = 256
 class MemoryLeases(TransitionLeases):
     """The leases. The queue decides about those of its calls."""
 
-    def __init__(self, store: TransitionStore, queue: MemoryCallQueue) -> None:
-        super().__init__(store)
+    def __init__(
+        self, store: TransitionStore, queue: MemoryCallQueue, pauses: MemoryPauses
+    ) -> None:
+        super().__init__(store, pauses.of)
         self._queue = queue
 
     def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
@@ -50,10 +53,12 @@ class MemoryStore(TransitionStore):
         self._entries: dict[str, tuple[Entry, float]] = {}
         self._sweep_at = _SWEEP_AT
         self._guard = threading.RLock()
+        self.pauses = pauses = MemoryPauses(clock, self._guard)
+        self.leases = TransitionLeases(self, pauses.of)
         self.call_queue = MemoryCallQueue(
-            clock, self._guard, self.leases, self.claims, self.operators
+            clock, self._guard, self.leases, self.claims, self.operators, pauses
         )
-        self.leases = MemoryLeases(self, self.call_queue)
+        self.leases = MemoryLeases(self, self.call_queue, pauses)
 
     def transact(self, transition: Transition[Reply], timeout: float) -> tuple[Reply, int]:
         with self._guard:

@@ -21,6 +21,7 @@ from ..core.call_queue import (
 from ..core.clock import Clock
 from ..core.keyspace import Keyspace
 from ..core.lease import Kind, Phase, Token
+from ..core.pauses import Pause
 from ..core.store import (
     ClaimChange,
     Claims,
@@ -33,6 +34,7 @@ from ..core.store import (
     Relation,
     ReleaseReply,
 )
+from .memory_pauses import MemoryPauses
 
 #: Seconds until the first hint is late. The time grows fourfold.
 _DEADLINE: Final = 60.0
@@ -45,6 +47,8 @@ _LONGEST_DELAY: Final = 60.0
 _FOREIGN: Final = 1.0
 #: Seconds from the end of the lease of a call, which is acknowledged early, until it is lost.
 _OVERDUE_FOR: Final = 5.0
+#: Seconds between two sweeps of a key that is paused.
+_PAUSED: Final = 3600.0
 # The states of a call that has begun.
 _BEGUN: Final = ("b", "o")
 # Refusals that say more of a message than that its call waits.
@@ -150,6 +154,7 @@ class MemoryCallQueue(CallQueue):
         leases: The leases of the store, without their queues.
         claims: Its claims.
         operators: Frees keys.
+        pauses: Its pauses.
     """
 
     def __init__(
@@ -159,10 +164,11 @@ class MemoryCallQueue(CallQueue):
         leases: Leases,
         claims: Claims,
         operators: Operators,
+        pauses: MemoryPauses,
     ) -> None:
         self._clock, self._guard = clock, guard
         self._leases, self._claims, self._operators = leases, claims, operators
-        self._inspect = leases.inspect
+        self._inspect, self._pause_of = leases.inspect, pauses.of
         self._queues: dict[str, _Queue] = {}
         self._ends: dict[tuple[str, str], _CallEnd] = {}
 
@@ -199,8 +205,11 @@ class MemoryCallQueue(CallQueue):
                 queue.due = self._clock.now()
                 self._drop(key, call)
             elif reply.relation not in _ENDS:
+                if reply.relation is not Relation.PAUSED:
+                    self._is_held(key, queue)
+                elif token.call_id in queue.calls:
+                    queue.due = self._after(reply.pause)
                 reply.relation = kept
-                self._is_held(key, queue)
             return reply
 
     def release(
@@ -282,12 +291,7 @@ class MemoryCallQueue(CallQueue):
                     return Place.WAITING, 0
                 call.state, call.copies, call.begins, call.nonce = "w", 0, 0, ""
                 call.number, depth = number, 0
-            record = self._inspect(key)
-            is_own = (
-                record is not None
-                and record.kind is Kind.RESERVED
-                and record.token.partition("|")[0] == token.call_id
-            )
+            is_own = self._is_reserved_for(key, call)
             if queue.head is call and self._hint(key, queue, is_own=is_own):
                 return Place.HINTED, depth
             return Place.WAITING, depth
@@ -337,7 +341,9 @@ class MemoryCallQueue(CallQueue):
                 return None  # another client has looked at the same time
             while queue := self._queues.get(key):
                 head = queue.head
-                if head is None or self._is_held(key, queue):
+                # A retry whose key was paused does not come by itself.
+                is_own = head is not None and self._is_reserved_for(key, head)
+                if head is None or (not is_own and self._is_held(key, queue)):
                     return None
                 if head.state == "b" and not head.late:
                     head.state, queue.due = "o", self._clock.now() + _OVERDUE_FOR
@@ -347,8 +353,11 @@ class MemoryCallQueue(CallQueue):
                 if head.state == "x":
                     queue.due = self._clock.now() + _DEADLINE
                     return True, head.hint(key)
+                if head.message and (pause := self._pause_of(key)) is not None:
+                    queue.due = self._after(pause)
+                    return None
                 if head.message:
-                    hinted = self._hint(key, queue)
+                    hinted = self._hint(key, queue, is_own=is_own)
                     return None if hinted is None else (False, hinted.hint(key))
                 self._drop(key, head)
         return None
@@ -429,6 +438,13 @@ class MemoryCallQueue(CallQueue):
         end = self._end_of(key, token.call_id)
         return end is not None and end.includes(token)
 
+    def _is_reserved_for(self, key: str, call: _Call) -> bool:
+        """Whether the key is reserved for the retry of a call."""
+        record = self._inspect(key)
+        if record is None or record.kind is not Kind.RESERVED:
+            return False
+        return record.token.partition("|")[0] == call.call_id
+
     def _is_held(self, key: str, queue: _Queue) -> bool:
         record = self._inspect(key)
         if record is None:
@@ -436,6 +452,11 @@ class MemoryCallQueue(CallQueue):
         has_place = record.token.partition("|")[0] in queue.calls
         queue.due = self._clock.now() + (record.ttl if has_place else min(record.ttl, _FOREIGN))
         return True
+
+    def _after(self, pause: Pause) -> float:
+        """When a queue is swept whose key is paused, unless it is resumed before."""
+        left = _PAUSED if pause.left is None else min(pause.left, _PAUSED)
+        return self._clock.now() + left
 
     def _cooling(self, key: str) -> float:
         """Seconds for which a key cools down after a call; 0 if it does not."""

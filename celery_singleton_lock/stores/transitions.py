@@ -16,6 +16,7 @@ from typing import Final, Generic, TypeVar
 
 from ..core.keyspace import Keyspace
 from ..core.lease import Holder, Kind, Lease, LossReason, OperatorRelease, Phase, Record, Token
+from ..core.pauses import Pause
 from ..core.store import (
     RELEASE_NOTE_TTL,
     RENEWED,
@@ -295,10 +296,17 @@ class TransitionStore(Store, ABC):
 
 
 class TransitionLeases(Leases):
-    """See `Leases`."""
+    """See `Leases`.
 
-    def __init__(self, store: TransitionStore) -> None:
-        self._store = store
+    Args:
+        store: The store.
+        pause_of: Returns the pause of a key, or of its scope; None: there is none.
+    """
+
+    def __init__(
+        self, store: TransitionStore, pause_of: Callable[[str], Pause | None] = lambda key: None
+    ) -> None:
+        self._store, self._pause_of = store, pause_of
 
     def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
         completion = Keyspace.completion(request.slots[0], request.token.attempt)
@@ -307,7 +315,7 @@ class TransitionLeases(Leases):
         is_first = request.claim is None and request.token.retries == 0 and request.sequence == 0
         transition = Transition(
             (completion, *request.slots, *_claim_keys(request.claim)),
-            lambda draft: _acquire(draft, request, completion),
+            lambda draft: _acquire(draft, request, completion, self._pause_of),
             likely_free=request.slots[0] if is_first and len(request.slots) == 1 else "",
         )
         reply, number = self._store.transact(transition, timeout)
@@ -455,7 +463,12 @@ def _claim_keys(change: ClaimChange | None) -> tuple[str, ...]:
     return (change.key,) if change else ()
 
 
-def _acquire(draft: Draft, request: Acquire, completion_key: str) -> Granted | Refused:
+def _acquire(
+    draft: Draft,
+    request: Acquire,
+    completion_key: str,
+    pause_of: Callable[[str], Pause | None],
+) -> Granted | Refused:
     """Take a free slot, or the slot that the token holds or that is reserved for its attempt."""
     completion = draft.value(completion_key, Completion)
     if completion and (completion.state in _REFUSALS or completion.sequence > request.sequence):
@@ -468,7 +481,9 @@ def _acquire(draft: Draft, request: Acquire, completion_key: str) -> Granted | R
         record = draft.record(slot)
         relation = _relation(record, request.token)
         if relation is None:
-            return _grant(draft, request, slot)
+            is_held = record is not None and record.kind is Kind.LEASE
+            pause = None if is_held else pause_of(request.slots[0])
+            return _paused(pause) if pause else _grant(draft, request, slot)
         if relation is not Relation.OTHER:
             return Refused(relation=relation, record=record)
     if free is None:
@@ -476,7 +491,14 @@ def _acquire(draft: Draft, request: Acquire, completion_key: str) -> Granted | R
     claim = draft.claim(request.claim.key) if request.claim and request.refused_if_claimed else None
     if request.claim and claim and claim.token != request.token.call_id:
         return _refused_by_other(draft, request, request.claim.key)
-    return _grant(draft, request, free)
+    pause = pause_of(request.slots[0])
+    return _paused(pause) if pause else _grant(draft, request, free)
+
+
+def _paused(pause: Pause) -> Refused:
+    refused = Refused(relation=Relation.PAUSED)
+    refused.pause = pause
+    return refused
 
 
 def _relation(record: Record | None, token: Token) -> Relation | None:

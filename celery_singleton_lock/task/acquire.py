@@ -64,6 +64,7 @@ _OF_ANY_MESSAGE: Final = (
     Relation.EARLIER,
     Relation.NOT_DUE,
     Relation.UNQUEUED,
+    Relation.PAUSED,
 )
 
 
@@ -142,10 +143,13 @@ class _Tries:
 
     def refused(self, refused: Refused, ahead: Decision | None) -> Decision | None:
         """Wait for the next try; or return the decision that ends this delivery."""
-        run, waiter, self.asking.request = self._run, self.waiter, None
+        run, self.asking.request = self._run, None
         if _is_of_another_message(run, refused):
             self._request = replace(self._request, token=_renamed(run))
             return None
+        if refused.relation is Relation.PAUSED:
+            self._park()
+        waiter = self.waiter
         decision = _decision_about(run, refused, ahead, self._waited)
         if decision is None:
             return None
@@ -156,6 +160,19 @@ class _Tries:
             self._is_reported = True
         waiter.wait(refused, self._timeout - self._waited)
         return None
+
+    def _park(self) -> None:
+        """Ask as a call of the queue of the key from now on: whatever its rule, it waits there."""
+        run = self._run
+        feature = QueueFeature.of_paused(run, self._request)
+        if feature is None:
+            return
+        run.emit(EventName.CONFLICT, outcome="parked", reason="paused")
+        if self.waiter is not None:
+            self.waiter.leave()
+            self.waiter = self.asking.waiter = None
+        run.features = [*run.features, feature]
+        self._request = feature.prepare(self._request)
 
     def failed(self, error: StoreError) -> None:
         """Requeue the message, or pause before the next try."""
@@ -332,7 +349,8 @@ def _refuse(run: TaskRun, decision: Decision, refused: Refused) -> Any:
     raise LockConflict(
         f"{refused.explain(run.key, run.policy.limit)}, and {decision.reason}. {_NOT_RUN}",
         run.key,
-        holder.for_error(),
+        refused.holder_for_error(),
+        refused.retry_after,
     )
 
 

@@ -4,6 +4,8 @@ The first row that matches applies::
 
     this attempt is done, a newer copy of the message exists,
     or a later attempt has the key                              drop; the result is not changed
+    the key or its scope is paused, and the store keeps no
+    queue for this call                                         requeued; it is never skipped
     an earlier attempt of the same task has it                  requeued, shortly
     another delivery of the same attempt has it                 requeued, until that one ends
     another holder, and this work may have begun                requeued; it is never skipped
@@ -15,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from ..core.backoff import AGAIN, SHORTLY
+from ..core.backoff import AGAIN, PAUSED, SHORTLY
 from ..core.lease import Kind, Record
 from ..core.store import Relation
 from ..message.header import Delivery
@@ -52,6 +54,8 @@ def decide(
     """
     if relation in (Relation.DONE, Relation.SUPERSEDED, Relation.LATER):
         return Decision(Outcome.DROP, _REASONS[relation], delivery)
+    if relation is Relation.PAUSED and no_requeue is None:
+        return Decision(Outcome.REQUEUED, "paused", delivery, PAUSED, queues_claim=True)
     if relation is Relation.OTHER and not delivery.started:
         return rule.decide(Conflict(delivery, no_requeue, wall, waited))
     if no_requeue is not None:

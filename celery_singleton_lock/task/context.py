@@ -250,7 +250,8 @@ def _acquire(
                     f"{reply.explain(key, limit)}; waited {longest:g} s. Give a longer wait=, or "
                     "do the work later.",
                     key,
-                    reply.holder.for_error(),
+                    reply.holder_for_error(),
+                    reply.retry_after,
                 )
             yield waiter, reply, left
     finally:

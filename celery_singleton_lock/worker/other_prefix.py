@@ -37,8 +37,8 @@ class _TooLong(Exception):
 def leases_elsewhere(runtime: Runtime, store: Store) -> list[Record]:
     """The leases of this app's tasks and beats under another prefix.
 
-    Most processes have none to look for, and send nothing. The others read the fence counters,
-    whose value is the time of the last grant, and search only if one is fresh.
+    Most processes have none to look for, and send nothing. The others read the last fence of
+    each shard, which is the time of the last grant, and search only if one is fresh.
     """
     if (operators := store.operators) is None:
         return []

@@ -7,9 +7,12 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import redis
@@ -298,3 +301,44 @@ def test_a_task_without_the_package_keeps_celerys_options() -> None:
     assert [task.acks_late for task in tasks] == [True, True]
     assert [isinstance(task, SingletonTask) for task in tasks] == [True, False]
     app.close()
+
+
+class Partner(BaseHTTPRequestHandler):
+    """Answers the first request with 429, and the others with 200."""
+
+    asked: ClassVar[list[float]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(time.monotonic())
+        is_first = len(self.asked) == 1
+        self.send_response(429 if is_first else 200)
+        self.send_header("Retry-After", "2")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_a_partner_that_answers_with_429_is_left_alone_until_its_retry_after(
+    tmp_path: Path, redis_url: str, environment: dict[str, str]
+) -> None:
+    Page("how-to/pause.md", tmp_path, redis_url).write()
+    with (
+        HTTPServer(("127.0.0.1", 0), Partner) as server,
+        ExitStack() as stack,
+        Celery("client", broker=redis_url, backend=redis_url, set_as_current=False) as app,
+    ):
+        Thread(target=server.serve_forever, daemon=True).start()
+        worker = CeleryWorker("partners", env=environment, cwd=tmp_path)
+        stack.callback(worker.kill_group)
+        worker.start()
+        worker.wait_until_ready()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        calls = [app.send_task("partners.sync", ("acme", url)) for _ in range(3)]
+        assert [call.get(timeout=30) for call in calls] == [200, 200, 200]
+        server.shutdown()
+    first, second, *_ = Partner.asked
+    assert len(Partner.asked) == 4, "429 for one call, 200 for each"
+    assert second - first >= 1.9
+    assert "429 from acme" in worker.log

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import host_faults, process_faults, store_faults
+from tests.chaos import host_faults, operator_faults, process_faults, store_faults
 from tests.chaos.checker import judge
 from tests.chaos.drain import PATIENCE, Drain
 from tests.chaos.lateness import noting_lateness
@@ -35,6 +35,7 @@ _STRIKES = {
     **store_faults.STRIKES,
     Lane.PROCESS: process_faults.strike,
     Lane.HOST: host_faults.strike,
+    Lane.OPERATOR: operator_faults.strike,
 }
 #: Seconds after which a job is no longer counted as waiting: its early message may be lost.
 _FORGOTTEN = 20.0

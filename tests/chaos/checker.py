@@ -26,6 +26,7 @@ from tests.chaos.jobs import UNIQUE_FOR, jobs_lost, vanished
 from tests.chaos.losses import unreported_losses
 from tests.chaos.newest import older_arguments
 from tests.chaos.order import out_of_order
+from tests.chaos.pauses import begun_while_paused
 from tests.chaos.promises import PROMISES, Promise
 from tests.chaos.queues import wrong_turns
 from tests.chaos.resource import Write
@@ -81,6 +82,7 @@ def judge(
         *wrong_ticks(records),
         *older_arguments(records, found, excused),
         *wrong_turns(records, found, excused),
+        *begun_while_paused(records, found, excused),
         *answered_with_discarded(records, excused),
         *reported(records, vanished(records, found, ttl), excused),
     ]

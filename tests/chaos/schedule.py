@@ -1,6 +1,6 @@
 """When what is broken: a timetable from a seed, the same for the same seed.
 
-Six lanes run beside each other, so that faults of different lanes meet; within a lane one fault
+Seven lanes run beside each other, so that faults of different lanes meet; within a lane one fault
 ends before the next begins.
 """
 
@@ -21,6 +21,7 @@ class Lane(StrEnum):
     BROKER = "broker"
     BEAT = "beat"
     HOST = "host"
+    OPERATOR = "operator"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class Sort:
 
 _CONSENSUS, _REDLOCK = ("etcd", "zookeeper"), ("redlock",)
 _LED = ("sentinel", "cluster", *_CONSENSUS)
+_PAUSING = ("redis", "valkey", "sentinel", "cluster")
 _P, _N, _S, _H = Lane.PROCESS, Lane.NETWORK, Lane.STORE, Lane.HOST
 
 SORTS = (
@@ -111,6 +113,22 @@ SORTS = (
     ),
     Sort(name="minority-frozen", lane=_S, shortest=0.3, longest=2.0, in_ttls=True, stores=_REDLOCK),
     Sort(name="majority-frozen", lane=_S, shortest=0.2, longest=1.5, in_ttls=True, stores=_REDLOCK),
+    Sort(
+        name="pause-key",
+        lane=Lane.OPERATOR,
+        shortest=0.3,
+        longest=2.0,
+        in_ttls=True,
+        stores=_PAUSING,
+    ),
+    Sort(
+        name="pause-scope",
+        lane=Lane.OPERATOR,
+        shortest=0.3,
+        longest=2.0,
+        in_ttls=True,
+        stores=_PAUSING,
+    ),
     Sort(name="restart-broker", lane=Lane.BROKER, shortest=0.2, longest=2.0),
     Sort(name="cut-beat", lane=Lane.BEAT, shortest=2.0, longest=12.0),
     Sort(name="stop-beat", lane=Lane.BEAT, shortest=1.0, longest=6.0),
@@ -134,6 +152,7 @@ GAPS = {
     Lane.BROKER: 30.0,
     Lane.BEAT: 8.0,
     Lane.HOST: 5.0,
+    Lane.OPERATOR: 5.0,
 }
 #: Seconds in which a worker can become ready before the first fault.
 _HEAD_START = 4.0

@@ -220,8 +220,8 @@ def _write_loss(site: Site, name: str, fence_from: int, **fields: float) -> None
 
 def _highest_fence(site: Site) -> int:
     with site.admin() as admin:
-        counters = list(admin.scan_iter("csl:*:fence"))
-        values: list[Any] = [admin.get(counter) for counter in counters]
+        shards = list(admin.scan_iter("csl:*:shard"))
+        values: list[Any] = [admin.hget(shard, "|fence") for shard in shards]
     return max((int(value) for value in values if value), default=0)
 
 

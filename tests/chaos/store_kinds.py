@@ -406,11 +406,15 @@ def keys_left(client: redis.Redis) -> dict[str, str]:
     """See `Members.keys_left`, of one server of Redis whose client decodes responses."""
     left = {}
     for key in client.scan_iter("*", count=1000):
+        if key.endswith(":shard"):
+            if client.hexists(key, "|pauses"):
+                left[key] = f"has pauses: {client.hkeys(key)}"
+            continue
         if client.type(key) in ("zset", "hash"):
             left[key] = "has calls"
             continue
         value: Any = client.get(key)
-        if value is None or key.endswith((":fence", ":shards", ":number")):
+        if value is None or key.endswith((":shards", ":number")):
             continue  # one of each, and known
         if not any(known in key for known in (":last|", ":done|", ":ended|", ":newest|", ":args|")):
             milliseconds: Any = client.pttl(key)

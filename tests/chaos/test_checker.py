@@ -293,6 +293,12 @@ def in_queue(order: str, *, task: str = "queued", placed: bool = True, second: f
     return story
 
 
+def paused(key: str, scope: str, *, until: float = 4, asked: float = 2.5) -> Story:
+    """A body that begins at 3, and a pause from 2 on."""
+    story = Story().body("a", 3, 5, asked=asked)
+    return story.add("pause", 2, key=key, scope=scope, until=until)
+
+
 def refused(known: bool) -> Story:
     story = Story().published("a", "queued", at=1).add("unsent", 2, task_id="a", known=known)
     return story.body("1", 3, 4, job="a", task="queued")
@@ -340,6 +346,11 @@ def unreachable(fault: str = "host-unplugged", asks: str = "/x/kombu/transport/r
 
 
 SOUND = {
+    "another key was paused": paused("k2", "chaos"),
+    "another scope was paused": paused("", "chaos-queue"),
+    "it had asked before the pause": paused("k", "chaos", asked=1.9),
+    "the pause had ended": paused("k", "chaos", until=2.9),
+    "the store has lost the pause": paused("k", "chaos").add("loss", 2.5),
     # Exclusion.
     "bodies one after the other": Story().body("a", 1, 3).body("b", 3, 4),
     "beyond its deadline without an answer": (
@@ -545,6 +556,8 @@ BROKEN: list[tuple[str, Kind, Story]] = [
     ("older after newer", Kind.ORDER, older_last()),
     ("out of turn", Kind.ORDER, in_queue("ba")),
     ("refused and run", Kind.ORDER, refused(known=True)),
+    ("paused", Kind.PAUSED, paused("k", "chaos")),
+    ("its scope was paused", Kind.PAUSED, paused("", "chaos")),
     ("older arguments", Kind.NEWEST, answers_two(call=1)),
     ("answered with a discarded one", Kind.DISCARDED, answered(discarded(), 9)),
     (

@@ -32,7 +32,9 @@ def test_a_lease_is_left_and_what_its_release_leaves_is_not_unless_it_never_expi
     assert list(keys_left(redis_client)) == [KEY]
     done = Release(keys=(KEY,), token=TOKEN, completion=CompletionState.DONE, completion_ttl=60)
     store.leases.release(done, timeout=10)
-    assert len(list(redis_client.scan_iter("*"))) >= 2  # its fence counter, its completion record
+    assert (
+        len(list(redis_client.scan_iter("*"))) >= 2
+    )  # the hash of its shard, its completion record
     assert keys_left(redis_client) == {}
     marker = Keyspace.completion(KEY, TOKEN.attempt)
     redis_client.persist(marker)

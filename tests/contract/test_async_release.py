@@ -392,7 +392,7 @@ def test_a_release_is_not_sent_on_a_connection_that_the_server_has_closed(
     bench.raw.flushall()
     bench.cut()
     with closing(RedisStore(bench.url)) as other:
-        ask(other, new_key(), new_token())  # the shard has a fence counter again
+        ask(other, new_key(), new_token())  # the shard has a last fence again
     bench.clock.advance(age)
     bench.end(lease)
     assert losses(bench) == ["gone"], "it was sent once, so its reply leaves no doubt"

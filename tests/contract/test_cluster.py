@@ -49,7 +49,7 @@ from example_project.private_server import PrivateServer, free_port
 from tests.harness.calls import Calls
 from tests.harness.cluster import Cluster
 from tests.harness.deliveries import wait_until
-from tests.harness.keys import EVERY_NAME
+from tests.harness.keys import EVERY_NAME, LOCKING
 from tests.harness.sentinels import client_of
 
 # Several servers each: `make test` keeps memory, Redis and Valkey.
@@ -461,7 +461,7 @@ def test_a_url_that_cannot_be_meant_is_refused_before_its_first_use(url: str) ->
 
 @slow
 def test_a_login_with_the_rights_that_the_documentation_lists_is_enough(cluster: Cluster) -> None:
-    rights = "+eval +evalsha +get +set +del +pttl +pexpire +time +cluster|slots +asking +wait"
+    rights = " ".join((*LOCKING, "+cluster|slots", "+asking", "+wait"))
     for node in cluster.nodes:
         with client_of(node) as client:
             client.execute_command(
@@ -699,7 +699,7 @@ def test_a_slot_is_that_of_the_hash_tag() -> None:
     # The example of the cluster specification.
     assert slot_of("{123456789}") == slot_of(b"x{123456789}y") == 12739
     key = SPACE.lock("s", "k")
-    assert slot_of(key) == slot_of(Keyspace.fence(key)) == slot_of(Keyspace.claim("t", key))
+    assert slot_of(key) == slot_of(Keyspace.shard_hash(key)) == slot_of(Keyspace.claim("t", key))
 
 
 def test_a_node_without_a_name_is_the_one_that_was_asked() -> None:

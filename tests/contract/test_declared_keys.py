@@ -17,6 +17,7 @@ import redis
 
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Kind, Phase
+from celery_singleton_lock.core.pauses import Pause
 from celery_singleton_lock.core.store import (
     AuthorizeRun,
     CompletionState,
@@ -185,6 +186,23 @@ def queue_calls(store: RedisStore) -> None:
     calls.queue.calls(calls.key, most=10, timeout=TIMEOUT)
 
 
+def pause(store: RedisStore) -> None:
+    """A key and its scope are paused; a call asks, the queue is swept, one pause is over."""
+    calls = Calls(store)
+    shard, scope = Keyspace.shard(calls.key), Keyspace.scope_of(calls.key)
+    (first,) = calls.joined(1)
+    for name, left in ((calls.key, LONG), (scope, 0.001), (scope, None)):
+        pause = Pause(name=name, user="you", host="here", left=left)
+        store.pauses.pause(pause, timeout=TIMEOUT)
+    calls.relation(first)
+    ask(store, calls.key, new_token())
+    ask(store, Keyspace.slots(calls.key, 2), new_token())
+    calls.sweep()
+    store.pauses.of_shard(shard, timeout=TIMEOUT)
+    for name in (calls.key, scope):
+        store.pauses.resume(name, timeout=TIMEOUT)
+
+
 WORK: Final[list[Callable[[RedisStore], None]]] = [
     wait_in_queue,
     hold_and_give_back,
@@ -193,6 +211,7 @@ WORK: Final[list[Callable[[RedisStore], None]]] = [
     lead_and_free,
     note_calls,
     queue_calls,
+    pause,
 ]
 
 

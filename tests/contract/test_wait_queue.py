@@ -27,13 +27,13 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import give, take
 from example_project.private_server import PrivateServer
+from tests.harness import keys
 from tests.harness.keys import EVERY_NAME
 from tests.integration.stage import PATIENCE, wait_until
 
 SCOPE = "queue"
 # What docs/reference/settings.md lists: without what wakes the waiting clients, and with it.
-LOCKING = (f"~{EVERY_NAME}", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
-           "+pttl", "+pexpire", "+time")  # fmt: skip
+LOCKING = (f"~{EVERY_NAME}", "resetchannels", "-@all", *keys.LOCKING)
 WAKING = ("+blpop", "+rpush", "+zadd", "+zcount", "+zrem")
 
 

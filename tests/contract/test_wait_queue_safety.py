@@ -133,7 +133,7 @@ def test_the_fence_rises_with_each_hand_over(scene: Scene) -> None:
     fences = []
     for _ in range(3):
         reserved = scene.reserved()
-        before = scene.raw.get(Keyspace.fence(reserved.key))
+        before = scene.raw.hget(Keyspace.shard_hash(reserved.key), "|fence")
         reply = ask(
             scene.store, reserved.key, reserved.waiter, wait_ttl=WAITS, handoff=reserved.handoff
         )

@@ -49,9 +49,9 @@ def test_the_keys_of_the_store_are_as_large_as_the_page_says(
     constants = sum(
         redis_client.memory_usage(key, samples=0)
         for key in redis_client.scan_iter()
-        if key.endswith((":fence", ":shards"))
+        if key.endswith((":shard", ":shards"))
     )
-    assert constants <= bytes_of("fence counter")
+    assert constants <= bytes_of("last fence")
     assert len(list(redis_client.scan_iter())) == len(parts) + 2, "no other key is left"
 
 

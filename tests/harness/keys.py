@@ -89,3 +89,10 @@ class Keys:
     def wait_until_free(self, key: str, *, timeout: float = TIMEOUT) -> None:
         """Wait until ``key`` has no holder."""
         wait_until(lambda: self.find(key) is None, f"{key} is free", timeout=timeout)
+
+
+#: The commands that docs/reference/settings.md says that locking needs.
+LOCKING = (
+    *("+eval", "+evalsha", "+get", "+set", "+del", "+pttl", "+pexpire", "+time"),
+    *("+hdel", "+hget", "+hincrby", "+hkeys", "+hmget", "+hset"),
+)

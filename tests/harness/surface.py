@@ -417,7 +417,7 @@ def _keys() -> Iterator[str]:
         "second slot of a limit": names.slots(lock, 2)[1],
         "leader of beats": names.leader("name"),
         "last run of a beat's entry": names.last_run(names.leader("name"), "entry"),
-        "fence": names.fence(lock),
+        "shard": names.shard_hash(lock),
         "completion": names.completion(lock, token.attempt),
         "operator's note": names.release_note(lock),
         "wait queue": names.wait_queue(lock),

@@ -302,10 +302,10 @@ def test_no_more_keys_are_left_than_one_per_entry(
     beats.add(1)
     ticks.wait_for(5)
     beats.running[0].end()
-    [last, shards, fence] = sorted(redis_client.keys(EVERY_NAME), key=len, reverse=True)
+    [last, shards, shard] = sorted(redis_client.keys(EVERY_NAME), key=len, reverse=True)
     assert last.endswith(":last|celery.beat:ticks|interval")
     assert shards.endswith(":shards")
-    assert fence.endswith(":fence")
+    assert shard.endswith(":shard")
     assert 399 * 86400 < redis_client.ttl(last) <= 400 * 86400
 
 

@@ -211,7 +211,7 @@ def test_an_argument_of_one_mebibyte_leaves_no_key_behind(
         return [key for key in stage.redis.scan_iter(EVERY_NAME) if not Keyspace.stays(key)]
 
     wait_until(lambda: not left(), "no key of a lock is left")
-    assert sorted(stage.redis.keys(EVERY_NAME)) == [name_in_store("fence"), name_in_store("shards")]
+    assert sorted(stage.redis.keys(EVERY_NAME)) == [name_in_store("shard"), name_in_store("shards")]
 
 
 def test_per_task_is_one_key_for_all_arguments(stage: Stage, name: str) -> None:

@@ -390,8 +390,8 @@ def test_a_forced_release_interrupts_the_holder_and_the_next_fence_is_higher(
     why = ("--reason", "stuck import")
     answer = cli("release", "--yes", "--json", *why, pools.interruptible.lock_key("a"))
     assert (answer.status, answer.json()["released"]) == (0, True)
-    [fence_key] = redis_client.keys(f"{EVERY_NAME}:fence")
-    bumped = int(redis_client.get(fence_key))  # type: ignore[arg-type]
+    [shard] = redis_client.keys(f"{EVERY_NAME}:shard")
+    bumped = int(redis_client.hget(shard, "|fence"))  # type: ignore[arg-type]
     assert start.fence is not None
     assert start.fence < bumped
     # The body sleeps for a minute; the next heartbeat comes within ttl/3.

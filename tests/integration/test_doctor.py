@@ -36,15 +36,14 @@ from example_project.private_server import PrivateServer, free_port
 from tests.harness.calls import Calls
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
-from tests.harness.keys import EVERY_NAME, name_in_store
+from tests.harness.keys import EVERY_NAME, LOCKING, name_in_store
 from tests.harness.processes import ROOT
 
 from .doctor_apps import app_on, findings, found, severities
 
 # What docs/reference/settings.md says that locking needs.
 LEAST_RIGHTS = (
-    f"~{EVERY_NAME}", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
-    "+pttl", "+pexpire", "+time",
+    f"~{EVERY_NAME}", "resetchannels", "-@all", *LOCKING,
 )  # fmt: skip
 
 
@@ -206,7 +205,7 @@ def test_the_pattern_to_grant_begins_with_the_prefix_of_the_deployment(
 def test_rights_that_the_queue_of_a_key_lacks_are_an_error_that_names_them(
     server: PrivateServer, raw: Any
 ) -> None:
-    raw.execute_command("ACL", "SETUSER", "locks", "on", ">pw", *LEAST_RIGHTS, "+zadd", "+hset")
+    raw.execute_command("ACL", "SETUSER", "locks", "on", ">pw", *LEAST_RIGHTS, "+zadd")
     app = app_on(server.url(), key="{number}", on_conflict="queue")
     app.conf.singleton_lock_url = server.url().replace("redis://", "redis://locks:pw@")
     with pytest.raises(StoreError, match="doctor` says which rights are missing"):
@@ -214,7 +213,7 @@ def test_rights_that_the_queue_of_a_key_lacks_are_an_error_that_names_them(
     (finding,) = found(app, "rights")
     assert finding.severity is Severity.ERROR
     assert "checked.work" in finding.text
-    lacking = "+zcount +zrem +exists +hget +hdel +zcard +zrange +zrangebyscore +zrank,"
+    lacking = "+zcount +zrem +exists +zcard +zrange +zrangebyscore +zrank,"
     assert lacking in finding.remedy
     rights = re.findall(r"\+\w+", finding.remedy)
     assert raw.keys(f"{EVERY_NAME}singleton-doctor*") == []
@@ -462,7 +461,7 @@ def test_the_keys_of_old_recipes_are_reported_and_left_alone(
     forever, a_list = name_in_store("checked.work:a"), name_in_store("checked.work:b")
     raw.set(forever, "1763714400.5")
     raw.lpush(a_list, "token")
-    raw.set(name_in_store("fence"), "5")  # ours: the one key without an expiry
+    raw.hset(name_in_store("shard"), "|fence", 5)  # ours: a key without an expiry
     raw.set(name_in_store("checked.work:c"), "1763714400.5", ex=60)
     findings = found(app_on(server.url()), "keys")
     texts = sorted(finding.text for finding in findings)

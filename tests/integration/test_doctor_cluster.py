@@ -13,7 +13,7 @@ from example_project.private_server import PrivateServer, free_port
 from tests.harness.cluster import Cluster, cluster_options, cluster_ports
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
-from tests.harness.keys import EVERY_NAME
+from tests.harness.keys import EVERY_NAME, LOCKING
 from tests.harness.sentinels import client_of
 
 from .doctor_apps import app_on, found, severities, worst
@@ -22,8 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 # What docs/reference/settings.md and docs/reference/stores.md say that locking needs.
 LEAST_RIGHTS = (
-    f"~{EVERY_NAME}", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
-    "+pttl", "+pexpire", "+time", "+cluster|slots", "+asking",
+    f"~{EVERY_NAME}", "resetchannels", "-@all", *LOCKING, "+cluster|slots", "+asking",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from example_project.private_server import PrivateServer, ServerNotFound, find_b
 from tests.conftest import missing
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
-from tests.harness.keys import EVERY_NAME, name_in_store
+from tests.harness.keys import EVERY_NAME, LOCKING, name_in_store
 from tests.harness.redlock_nodes import RedlockNodes
 from tests.harness.sentinels import client_of
 
@@ -116,10 +116,10 @@ def test_a_node_that_votes_later_may_forget(nodes: RedlockNodes) -> None:
 
 def test_a_node_of_unknown_age_that_may_forget_is_a_warning(nodes: RedlockNodes) -> None:
     set_everywhere(nodes, "appendonly", "no")
-    rights = f"~{EVERY_NAME} resetchannels -@all +eval +evalsha +get +set +del +pttl +pexpire +time"
+    rights = [f"~{EVERY_NAME}", "resetchannels", "-@all", *LOCKING]
     for server in nodes:
         with client_of(server) as client:
-            client.execute_command("ACL", "SETUSER", "locks", "on", ">pw", *rights.split())
+            client.execute_command("ACL", "SETUSER", "locks", "on", ">pw", *rights)
     app = app_on(url_of(*nodes, query="").replace("://", "://locks:pw@"))
     here = severities(app)
     assert here["reachability"] is Severity.OK

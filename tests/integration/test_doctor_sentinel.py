@@ -12,7 +12,7 @@ import redis
 from celery_singleton_lock.doctor import Severity
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
-from tests.harness.keys import EVERY_NAME
+from tests.harness.keys import EVERY_NAME, LOCKING
 from tests.harness.sentinels import MASTER, Sentinels, client_of, cut_replication
 from tests.harness.servers import server_version
 
@@ -21,8 +21,7 @@ from .doctor_apps import app_on, found, severities, worst
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 LEAST_RIGHTS = (
-    f"~{EVERY_NAME}", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
-    "+pttl", "+pexpire", "+time", "+role",
+    f"~{EVERY_NAME}", "resetchannels", "-@all", *LOCKING, "+role",
 )  # fmt: skip
 
 

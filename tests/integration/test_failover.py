@@ -214,7 +214,7 @@ def test_a_body_goes_on_while_the_slot_of_its_key_moves(
     target = next(node for node in cluster.masters() if node is not source)
     cluster.begin_to_move(slot_of(key), source, target)
     cluster.move_keys([key], source, target)
-    # The lease is there, its fence counter here: renewals need nothing but the lease.
+    # The lease is there, the last fence here: renewals need nothing but the lease.
     wait_until_renewed(crash.app, key)
     assert key in cluster.keys_in(slot_of(key), target)
     move_the_rest(cluster, slot_of(key), source, target)

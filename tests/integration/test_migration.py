@@ -180,7 +180,7 @@ def left_behind(client: redis.Redis) -> list[str]:
     return old_keys(client) + [
         key
         for key in client.scan_iter(EVERY_NAME)
-        if "}:done|" not in key and not key.endswith(("}:fence", ":0}:shards"))
+        if "}:done|" not in key and not key.endswith(("}:shard", ":0}:shards"))
     ]
 
 

@@ -66,7 +66,7 @@ def wait_for_note(journal: Journal, text: str, **wanted: Any) -> Record:
 
 
 def held_keys(client: redis.Redis) -> list[str]:
-    """Every key of ours but those that stay: the fence counter, and the number of shards."""
+    """Every key of ours but those that stay: the hash of the shard, and the number of shards."""
     keys: Any = client.keys(EVERY_NAME)
     return sorted(key for key in keys if not Keyspace.stays(key))
 

@@ -39,7 +39,7 @@ from example_project.private_server import PrivateServer
 from tests.conftest import missing
 from tests.harness.app_module import without_tasks_of_other_tests
 from tests.harness.etcd import EtcdCluster, find_etcd
-from tests.harness.keys import EVERY_NAME, name_in_store
+from tests.harness.keys import EVERY_NAME, LOCKING, name_in_store
 from tests.harness.worker import CeleryWorker
 from tests.harness.zookeeper import ZooKeeperEnsemble
 
@@ -60,7 +60,6 @@ if "LOCK_URL" in os.environ:
 
 """
 # What the scripts call; nothing else is needed to hold locks.
-LUA_CALLS = ["+get", "+set", "+del", "+pttl", "+pexpire", "+time"]
 ONE_TASK = """\
 @singleton_task(app=app, key="{name}")
 def greet(name):
@@ -515,7 +514,7 @@ def test_a_store_that_refuses_writes_is_reported_when_the_worker_starts_and_stop
 def test_a_starting_worker_leaves_no_lease(say_at_start: SayAtStart, write_app: WriteApp) -> None:
     with server() as store, redis.Redis.from_url(store.url(), decode_responses=True) as client:
         say_at_start(write_app(), LOCK_URL=store.url())
-        assert client.keys(f"{EVERY_NAME}:fence"), "it has tried one"
+        assert client.keys(f"{EVERY_NAME}:shard"), "it has tried one"
         assert not client.keys("*singleton-start*")
 
 
@@ -533,11 +532,11 @@ def test_a_login_that_may_not_ask_for_info_works(
             passwords=["+s3cret"],
             keys=[EVERY_NAME],
             categories=["-@all"],
-            commands=["+eval", "+evalsha", *LUA_CALLS],
+            commands=[*LOCKING],
         )
         url = f"redis://locks:s3cret@127.0.0.1:{limited.port}/0"
         assert say_at_start(write_app(), LOCK_URL=url) == []
-        assert client.keys(f"{EVERY_NAME}:fence")
+        assert client.keys(f"{EVERY_NAME}:shard")
     assert "singleton locks live in redis://locks:**@127" in caplog.text
     assert "s3cret" not in caplog.text
 
@@ -615,7 +614,7 @@ def test_a_store_behind_a_socket_file(
             redis.Redis(unix_socket_path=str(path), db=3, decode_responses=True) as client,
             hold("x", scope="s", app=app) as lease,
         ):
-            assert client.exists(lease.key, name_in_store("fence")) == 2
+            assert client.exists(lease.key, name_in_store("shard")) == 2
 
 
 # Decorator errors.

@@ -151,7 +151,8 @@ def test_the_fields_that_all_events_have_are_on_the_page() -> None:
 
 #: The page where each command is described.
 COMMAND_PAGES = dict.fromkeys(
-    ("ls", "show", "explain", "release", "watch", "queue", "cancel"), "cli.md"
+    ("ls", "show", "explain", "release", "watch", "queue", "cancel", "pause", "paused", "resume"),
+    "cli.md",
 )
 COMMAND_PAGES |= {"serve": "monitoring.md", "doctor": "../reference/events.md"}
 #: Of these the page says that they take the options of another command.

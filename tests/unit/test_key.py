@@ -326,7 +326,7 @@ def test_a_lock_its_fence_and_its_completion_record_share_a_hash_tag() -> None:
     for number in range(50):
         key = keyspace.lock("s", str(number))
         tag = key[: key.index("}") + 1]
-        assert Keyspace.fence(key).startswith(tag)
+        assert Keyspace.shard_hash(key).startswith(tag)
         assert Keyspace.completion(key, "t|0.0").startswith(tag)
 
 
@@ -387,7 +387,7 @@ def test_a_scope_cannot_forge_another_name() -> None:
         quoted = KEYSPACE.lock(scope, "x").removeprefix("csl:{p:0}:").removesuffix(":x")
         assert not set(quoted) & set(":{}|# ")
     key = KEYSPACE.lock("fence", "x")
-    assert key not in (Keyspace.fence(key), Keyspace.completion(key, "x"))
+    assert key not in (Keyspace.shard_hash(key), Keyspace.completion(key, "x"))
 
 
 def test_slots_are_distinguished_from_names_that_end_alike() -> None:
@@ -412,7 +412,7 @@ def test_a_global_prefix_is_literally_in_front_of_every_name(start: str) -> None
     claim, queue = keyspace.claim("t", one), CallQueueNames.of(one)
     beside = [
         *(
-            keyspace.fence(one),
+            keyspace.shard_hash(one),
             keyspace.completion(one, "t|0.0"),
             keyspace.release_note(one),
             claim,
@@ -452,7 +452,7 @@ def test_every_claim_is_known_as_one_and_shares_its_leases_shard(
         assert keyspace.is_claim(claim)
         assert keyspace.checked_period(claim) == (claim if Keyspace.is_period(claim) else "")
         assert Keyspace.same_shard(key, claim)
-        assert Keyspace.fence(claim) == Keyspace.fence(key)
+        assert Keyspace.shard_hash(claim) == Keyspace.shard_hash(key)
 
 
 def test_the_longest_claim_is_known_as_one() -> None:
@@ -504,7 +504,7 @@ def test_no_name_forges_that_of_another_sort(
     for other_task, other_scope, other_rest in ((task, scope, rest), (rest, task, scope)):
         lock = KEYSPACE.lock(other_scope, other_rest)
         leases = set(Keyspace.slots(lock, limit))
-        others = {Keyspace.fence(lock), Keyspace.completion(lock, attempt)}
+        others = {Keyspace.shard_hash(lock), Keyspace.completion(lock, attempt)}
         assert not {claim, period} & (leases | others)
         assert not leases & others
         claim_of_other = Keyspace.claim(other_task, lock)
@@ -521,7 +521,7 @@ def test_no_name_forges_that_of_another_sort(
         ["csl:{p:0}:claim|t|s:x"],
         "",
         "claim|t|s:x",
-        "csl:{p:0}:fence",
+        "csl:{p:0}:shard",
         "csl:{p:0}:done|t|0.0",
         "csl:{p:0}:s:x",
         "csl:{p:0}:s:claim|t|s:x",
@@ -578,7 +578,7 @@ def test_a_claim_in_any_shard_of_its_keyspace_is_known() -> None:
 def test_what_stands_beside_a_key_has_one_name_however_it_is_asked_for(slot: str) -> None:
     key = KEYSPACE.lock("s", "x:{y}:z")
     fence, marker = Keyspace.beside_acquire(key + slot, "a|0.0")
-    assert (fence, marker) == (Keyspace.fence(key), Keyspace.completion(key, "a|0.0"))
+    assert (fence, marker) == (Keyspace.shard_hash(key), Keyspace.completion(key, "a|0.0"))
     queue = Keyspace.wait_queue(key)
     assert Keyspace.beside_release(key + slot, "a|0.0") == [marker, queue, f"{queue}!"]
 

@@ -23,10 +23,11 @@ from prometheus_client import CollectorRegistry
 from celery_singleton_lock import SettingsError, hold
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.lease import Holder, Kind, Record, Token
+from celery_singleton_lock.core.pauses import Pause
 from celery_singleton_lock.core.store import Acquire
 from celery_singleton_lock.doctor.context import warning
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.inspection import HeldKey
+from celery_singleton_lock.inspection import HeldKey, Paused
 from celery_singleton_lock.instrumentation.metrics import COUNTERS
 from celery_singleton_lock.instrumentation.prometheus import PrometheusMetrics
 from celery_singleton_lock.runtime import Runtime
@@ -557,8 +558,10 @@ def test_the_table_of_metrics_is_complete(server: Server) -> None:
     record = Record(key="k", kind=Kind.LEASE, token="t", fence=1, holder=holder, ttl=1.0)
     awaited = HeldKey.of(record)
     keys = (replace(awaited, waiting=1, calls=1),)
+    pause = Pause(name="csl:{celery:0}:t", user="anna", host="web1")
+    paused = Paused.of(pause)
     server.readings.keys = Cached(
-        lambda: Reading(datetime.now(UTC), keys), server.readings.clock, 60.0
+        lambda: Reading(datetime.now(UTC), keys, pauses=(paused,)), server.readings.clock, 60.0
     )
     found = {
         f"{family.name}_total" if family.type == "counter" else family.name: (

@@ -152,6 +152,12 @@ function showFindings(findings) {
   setText(get("sound"), findings.length ? `${sound} of ${findings.length} checks are ok.` : "The first examination is running.");
 }
 
+function showPauses(pauses) {
+  const list = get("pauses");
+  list.hidden = !pauses.length;
+  list.replaceChildren(...pauses.map((text) => make("li", "", text)));
+}
+
 async function refresh() {
   clearTimeout(timer);
   asked.abort();
@@ -163,6 +169,7 @@ async function refresh() {
     const state = await response.json();
     showStatus(state);
     showKeys(state);
+    showPauses(state.pauses);
     showFindings(state.findings);
   } catch (error) {
     if (mine.signal.aborted) return; // a later question replaces this one

@@ -19,7 +19,6 @@ from ...core.call_queue import (
 from ...core.keyspace import CallQueueNames, Keyspace
 from ...core.store import QueuedRelease, ReleaseReply
 from . import scripts
-from .connection import OPERATOR_TIMEOUT
 from .runner import RELEASE_REPLIES, ScriptRunner
 
 
@@ -96,9 +95,8 @@ class RedisCallQueue(CallQueue):
         return [key.decode() for key in self._runner.run_checked(command, timeout)]
 
     def sweep(self, key: str, *, timeout: float) -> tuple[bool, Hint] | None:
-        reply = self._runner.run_checked(
-            scripts.QUEUE_SWEEP.command([key, *CallQueueNames.of(key)]), timeout
-        )
+        keys = [key, *CallQueueNames.of(key), Keyspace.shard_hash(key)]
+        reply = self._runner.run_checked(scripts.QUEUE_SWEEP.command(keys), timeout)
         return (reply[0] == b"lost", _hint_of(key, reply[1:])) if reply else None
 
     def defer(
@@ -143,23 +141,16 @@ class RedisCallQueue(CallQueue):
     def missing_rights(self, key: str) -> list[str]:
         """See `CallQueue.missing_rights`. Leaves nothing in the store."""
         queue = Keyspace.wait_queue(key)
-        hashes = f"{queue}!"
-        missing = self._runner.denied(
+        return self._runner.denied(
             ("ZADD", queue, "XX", 0, "you"),
             ("ZCOUNT", queue, 0, 0),
             ("ZREM", queue, "you"),
             ("EXISTS", queue),
-            ("HSET", hashes, "you", 1),
-            ("HGET", hashes, "you"),
-            ("HDEL", hashes, "you"),
             ("ZCARD", queue),
             ("ZRANGE", queue, 0, 0),
             ("ZRANGEBYSCORE", queue, 0, 0),
             ("ZRANK", queue, "you"),
         )
-        if "HDEL" in missing:
-            self._runner.connections.run([("DEL", hashes)], OPERATOR_TIMEOUT)
-        return missing
 
 
 def _time_of(number: bytes) -> float:

@@ -6,7 +6,7 @@ Overview
     connections.
 
 Guarantees
-    A lease, its fence counter, its completion record and its claim are in one shard, so every
+    A lease, the hash of its shard, its completion record and its claim are in one shard, so every
     operation is one script on one node, as on a single server. All commands for one node are one
     pipeline, and the nodes work at the same time: a node that does not answer delays no lease of
     another node. A node that replies MOVED, ASK or TRYAGAIN has executed nothing, so the command is

@@ -86,7 +86,7 @@ class RedisLeases(Leases):
         elif request.claim is not None and request.claim.arguments:
             found = with_arguments(request, *reply)
         else:
-            found = slot_or_refusal(reply)
+            found = slot_or_refusal(request.slots[0], reply)
         if self._wait_replicas and isinstance(found, Granted) and replies[1] < self._wait_replicas:
             with suppress(StoreError):  # the ttl frees the key; no body runs with this lease
                 self._undo(request, timeout)
@@ -130,7 +130,7 @@ class RedisLeases(Leases):
         self._runner.run_repeatably(scripts.MARK.command(keys, arguments), timeout)
 
     def trace(self, key: str, *, timeout: float) -> Trace:
-        command = scripts.TRACE.command([key, Keyspace.fence(key)])
+        command = scripts.TRACE.command([key, Keyspace.shard_hash(key)])
         value, ttl, fence, now = self._runner.run(command, timeout)
         record = None if value is None else record_of(key.encode(), value, ttl)
         return Trace(record=record, fence=int(fence), now=int(now) / 1e6)
@@ -145,6 +145,12 @@ class RedisLeases(Leases):
         commands: list[scripts.Command] = [
             ("EVAL", script, 1, key),
             ("EVALSHA", sha1(script.encode(), usedforsecurity=False).hexdigest(), 1, key),
+            ("HSET", key, "last", 0),
+            ("HMGET", key, "last"),
+            ("HGET", key, "last"),
+            ("HINCRBY", key, "last", 1),
+            ("HKEYS", key),
+            ("HDEL", key, "last"),
             ("SET", key, "", "PX", 1),
             ("GET", key),
             ("PTTL", key),

@@ -37,7 +37,7 @@ class RedisOperators(Operators):
         self._runner = runner
 
     def free(self, key: str, token: str | None, by: OperatorRelease | None = None) -> bool:
-        keys, arguments = [key, Keyspace.fence(key)], [token or ""]
+        keys, arguments = [key, Keyspace.shard_hash(key)], [token or ""]
         if by is not None:
             keys.append(Keyspace.release_note(key))
             arguments += [by.to_json(), scripts.milliseconds(RELEASE_NOTE_TTL)]
@@ -56,7 +56,13 @@ class RedisOperators(Operators):
         """See `Operators.survey`. Each key is scanned and read once."""
         # All names are read first. The names of a million keys fit into memory; their values may
         # not.
-        names = self._names(pattern)
+        names = []
+        for key in self._names(pattern):
+            name = key.decode(errors="replace")
+            if not (Keyspace.stays(name) and Keyspace.is_no_string(name)):
+                names.append(key)
+            elif texts is not None:
+                texts(name, "")
         for start in range(0, len(names), _READ_AT_ONCE):
             self._report(f"read {start:,} of {len(names):,} keys of ours")
             found = [*self._read_each("GET", names[start : start + _READ_AT_ONCE])]
@@ -175,6 +181,6 @@ class RedisOperators(Operators):
 
 def _problem_with(name: str, kind: bytes, ttl_ms: int) -> str:
     """The problem with a key; empty: none."""
-    if kind not in (b"string", b"none") and not Keyspace.is_queue(name):
+    if kind not in (b"string", b"none") and not Keyspace.is_no_string(name):
         return f"is a {kind.decode()}, not a string"
     return "has no expiry" if ttl_ms == -1 and not Keyspace.stays(name) else ""

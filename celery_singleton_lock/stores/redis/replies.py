@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, Final
 
+from ...core.keyspace import Keyspace
 from ...core.lease import Record
+from ...core.pauses import Pause
 from ...core.store import Acquire, Granted, GrantedArguments, Refused, Relation
 
 _RELATIONS: Final = {relation.encode(): relation for relation in Relation}
@@ -21,11 +23,28 @@ def record_of(key: bytes, value: bytes, ttl_ms: float) -> Record | None:
         return None
 
 
-def slot_or_refusal(reply: Sequence[Any]) -> Granted | Refused:
-    """The reply of ``acquire.lua`` that is not a fence: one of several slots, or a refusal."""
+def pause_of(name: str, text: bytes, left_ms: int) -> Pause:
+    """The pause of ``name``, from what the scripts of the pauses reply."""
+    _, _, written = text.decode(errors="replace").partition(" ")
+    return Pause.of(name, written, None if left_ms < 0 else left_ms / 1000)
+
+
+def slot_or_refusal(key: str, reply: Sequence[Any]) -> Granted | Refused:
+    """The reply of ``acquire.lua`` that is not a fence: one of several slots, or a refusal.
+
+    Args:
+        key: The lock key.
+        reply: The reply.
+    """
     word, *found = reply
     if word == b"granted":
         return Granted(key=found[0].decode(), fence=None)
+    if word == b"paused":
+        name, text, left = found
+        shard = Keyspace.shard(key)
+        refused = Refused(relation=Relation.PAUSED)
+        refused.pause = pause_of(f"{shard}:{name.decode()}", text, left)
+        return refused
     record = record_of(*found[:3]) if found else None
     refused = Refused(relation=_RELATIONS[word], record=record)
     if len(found) > 3:
@@ -45,7 +64,7 @@ def with_arguments(
         refused = Refused(relation=Relation.NOT_DUE)
         refused.due_in = arguments / 1000
         return refused
-    found = slot_or_refusal(reply)
+    found = slot_or_refusal(request.slots[0], reply)
     if isinstance(found, Granted):
         return GrantedArguments(key=found.key, fence=None, arguments=arguments)
     return found

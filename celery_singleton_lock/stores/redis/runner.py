@@ -40,7 +40,7 @@ class ScriptRunner:
 
     Attributes:
         pending: The asynchronous releases.
-        known_shards: Shards, named by their fence counters, for whose prefix the stored number of
+        known_shards: Shards, named by their hashes, for whose prefix the stored number of
             shards was found equal.
         loaded: Shards whose server has run release.lua, and so has it loaded.
     """
@@ -129,10 +129,10 @@ class ScriptRunner:
             StoreError: The numbers differ, or the store refuses the request.
             StoreUnavailable: The store doesn't answer.
         """
-        if Keyspace.fence(key) in self.known_shards or self._shards is None:
+        if Keyspace.shard_hash(key) in self.known_shards or self._shards is None:
             return False
         if Keyspace.shard_count(key) in map(Keyspace.shard_count, list(self.known_shards)):
-            self.known_shards.add(Keyspace.fence(key))
+            self.known_shards.add(Keyspace.shard_hash(key))
             return False
         if problem := self.problem_with_shards(key, timeout):
             raise StoreError(problem)
@@ -164,7 +164,7 @@ class ScriptRunner:
                 "store alike everywhere (a cluster is redis+cluster://, in every app); if no "
                 "worker of the other sort is left, delete that key"
             )
-        self.known_shards.add(Keyspace.fence(key))
+        self.known_shards.add(Keyspace.shard_hash(key))
         return ""
 
 

@@ -71,8 +71,8 @@ def with_source(command: Command) -> Command:
     return ("EVAL", Script.known[command[1]].source, *command[2:])
 
 
-ACQUIRE: Final = Script("claims", "wait_queue", "acquire")
-ACQUIRE_ARGUMENTS: Final = Script("claims", "wait_queue", "acquire()", "arguments")
+ACQUIRE: Final = Script("claims", "wait_queue", "shard_pauses", "acquire")
+ACQUIRE_ARGUMENTS: Final = Script("claims", "wait_queue", "shard_pauses", "acquire()", "arguments")
 RELEASE: Final = Script("claims", "wait_queue", "release")
 RENEW: Final = Script("renew")
 DUE: Final = Script("due")
@@ -86,9 +86,11 @@ TRACE: Final = Script("trace")
 NEWEST_CALL: Final = Script("newest_call")
 FREE: Final = Script("free")
 QUEUE_JOIN: Final = Script("claims", "call_queue", "queue_join")
-QUEUE_ACQUIRE: Final = Script("claims", "wait_queue", "call_queue", "acquire()", "queue_acquire")
+QUEUE_ACQUIRE: Final = Script(
+    "claims", "wait_queue", "shard_pauses", "call_queue", "acquire()", "queue_acquire"
+)
 QUEUE_RELEASE: Final = Script("claims", "wait_queue", "call_queue", "release()", "queue_release")
-QUEUE_SWEEP: Final = Script("call_queue", "queue_sweep")
+QUEUE_SWEEP: Final = Script("shard_pauses", "call_queue", "queue_sweep")
 QUEUE_REMOVE: Final = Script("call_queue", "queue_remove")
 QUEUE_DUE: Final = Script("queue_due")
 QUEUE_DEFER: Final = Script("call_queue", "queue_defer")
@@ -99,6 +101,9 @@ QUEUE_CALLS: Final = Script("call_queue", "queue_calls")
 #: The digests of the scripts that grant leases.
 ACQUIRES: Final = frozenset({ACQUIRE.sha, ACQUIRE_ARGUMENTS.sha, QUEUE_ACQUIRE.sha})
 SHARDS: Final = Script("shards")
+PAUSE: Final = Script("shard_pauses", "pause")
+RESUME: Final = Script("shard_pauses", "resume")
+PAUSES: Final = Script("shard_pauses", "pauses_of_shard")
 
 # Keys per EVALSHA. One EVALSHA blocks the server for some 2.3 us per key: 64 keys take about
 # 0.15 ms, and up to 0.6 ms with claims (median on a busy machine). All chunks are in one pipeline.

@@ -39,6 +39,7 @@ from .connection import Connections
 from .leases import RedisLeases
 from .newest_calls import RedisNewestCalls
 from .operators import RedisOperators
+from .pauses import RedisPauses
 from .runner import ScriptRunner
 from .schedule import RedisSchedule
 from .wait_queue import RedisWaitQueue
@@ -73,6 +74,7 @@ class RedisStore(Store):
     call_queue: RedisCallQueue
     newest_calls: RedisNewestCalls
     operators: RedisOperators
+    pauses: RedisPauses
     schedule: RedisSchedule
     wait_queue: RedisWaitQueue
 
@@ -94,6 +96,7 @@ class RedisStore(Store):
         self.call_queue = RedisCallQueue(runner)
         self.newest_calls = RedisNewestCalls(runner)
         self.operators = RedisOperators(runner)
+        self.pauses = RedisPauses(runner)
         self.schedule = RedisSchedule(runner)
         self.wait_queue = RedisWaitQueue(runner, self.leases)
 

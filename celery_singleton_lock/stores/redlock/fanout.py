@@ -24,6 +24,7 @@ from ...core.store import (
     ConnectionWatch,
     Granted,
     Refused,
+    Relation,
     Release,
     ReleaseReply,
 )
@@ -244,9 +245,12 @@ class Node:
         if isinstance(reply, bytes):
             answer: Granted | Refused = Granted(key=request.slots[0], fence=None)
         else:
-            answer = slot_or_refusal(reply)
+            answer = slot_or_refusal(request.slots[0], reply)
         if isinstance(answer, Refused):
-            return votes.refusal(answer.relation, answer.record, answer.others)
+            # Redlock has no pauses. An app that uses this node alone may have paused the key there.
+            paused = answer.relation is Relation.PAUSED
+            relation = Relation.OTHER if paused else answer.relation
+            return votes.refusal(relation, answer.record, answer.others)
         is_young = min_age > 0 and self._started_at > asked_at - min_age
         released_at = self._unconfirmed.get(request.token, -math.inf)
         if is_young or released_at > asked_at - _LONGEST_DELAY:

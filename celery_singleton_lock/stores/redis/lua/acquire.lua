@@ -1,5 +1,5 @@
 -- Take a free slot, or a slot that the token holds already or that is reserved for it.
--- KEYS: fence counter, completion record of this attempt, slot, slot ..., the message's claim if it has
+-- KEYS: the shard's hash, completion record of this attempt, slot, slot ..., the message's claim if it has
 --       one, and the key's wait queue if ARGV[10] is given
 -- ARGV: token, ttl in ms, sequence, holder as JSON, fence base; with a claim or a wait queue: the
 --       claim's phase after a grant ('' freed, '-' no claim), '1' if a refusal by another task ends the
@@ -8,7 +8,7 @@
 --       token that woke the client ('' none)
 -- Replies: granted, one slot: the fence; granted, several slots (they have no fence): {'granted', slot};
 --          refused: {relation [, slot, value, ttl left in ms [, other slot, value ...]]}; of more than
---          eight slots, the eight that expire first
+--          eight slots, the eight that expire first; {'paused', name, text, ms left (-1: it does not end)}
 local completion = redis.call('GET', KEYS[2])
 if completion then
   local state, sequence = string.match(completion, '^(%S) (%d+) ')
@@ -34,7 +34,7 @@ for i = 3, #KEYS do
       if age > 0 then own = {'later', KEYS[i], value}
       elseif kind == 'c' then own = nil -- min_hold applies to all
       elseif age < 0 then own = {'earlier', KEYS[i], value}
-      elseif kind == 'r' or (kind == 'l' and c == nonce) then chosen, mine = KEYS[i], true; break
+      elseif kind == 'r' or (kind == 'l' and c == nonce) then chosen, mine = KEYS[i], kind; break
       else own = {'duplicate', KEYS[i], value} end
       if own then break end
     elseif t == '%waiter' and c == ARGV[11] then chosen = KEYS[i] end -- reserved for the woken client
@@ -65,6 +65,12 @@ if claim and ARGV[8] == '1' and not refused and not mine then
   local value, claimant = read_claim(claim)
   if claimant and claimant ~= id then refused = {'other', claim, value} end
 end
+local last, pauses
+if not refused then
+  last, pauses = unpack(redis.call('HMGET', KEYS[1], '|fence', '|pauses')) -- see shard_pauses.lua
+  local pause = pauses and mine ~= 'l' and shard_pauses(KEYS[1]).of(KEYS[3])
+  if pause then refused = {'paused', pause[1], pause[2], pause[3]} end
+end
 local others = ''
 if queue then
   local queues = wait_queues()
@@ -76,15 +82,15 @@ if queue then
 end
 if refused then
   if claim and ARGV[7] == '1' and refused[1] == 'other' then change_claim(claim, id, '') end
-  refused[4] = redis.call('PTTL', refused[2])
+  if refused[1] ~= 'paused' then refused[4] = redis.call('PTTL', refused[2]) end
   return refused
 end
 local fence = '0'
 if #KEYS == 3 then -- write the counter first: an unused fence is better than a fence granted twice
   local now = redis.call('TIME')
-  local next = math.max((redis.call('GET', KEYS[1]) or 0) + 1, ARGV[5] + 1)
+  local next = math.max((last or 0) + 1, ARGV[5] + 1)
   fence = string.format('%.0f', math.max(now[1] * 1000000 + now[2], next))
-  redis.call('SET', KEYS[1], fence)
+  redis.call('HSET', KEYS[1], '|fence', fence)
 end
 redis.call('SET', chosen, 'l ' .. ARGV[1] .. ' ' .. fence .. ' ' .. ARGV[4] .. others, 'PX', ARGV[2])
 if claim and ARGV[9] ~= '1' then change_claim(claim, id, ARGV[6], ARGV[2], ARGV[4]) end

@@ -65,6 +65,10 @@ local function call_queue(key, queue, calls, due)
     self.look_in(holder and self.read(holder) and ttl or math.min(ttl, 1000))
     return true
   end
+  -- Whether the key is reserved for the retry of a call.
+  function self.is_reserved_for(id)
+    return string.sub(redis.call('GET', key) or '', 1, #id + 3) == 'r ' .. id .. '|'
+  end
   -- Add a call at the end. counter: the last number of the shard, which outlives the queue: a key that is
   -- empty again must not give a number twice.
   function self.add(call, counter)

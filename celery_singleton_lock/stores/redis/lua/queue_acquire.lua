@@ -44,7 +44,9 @@ if type(reply) ~= 'string' then
     q.take_out(id)
     if q.head() then q.look_in(0) end
   elseif word ~= 'done' and word ~= 'superseded' and word ~= 'later' then
-    if head then q.is_held() end
+    if word == 'paused' then
+      if call then q.look_in(shard_pauses(KEYS[1]).look_after(reply[4])) end
+    elseif head then q.is_held() end
     reply[1] = kept
   end
   return reply

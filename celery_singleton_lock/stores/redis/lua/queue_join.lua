@@ -37,5 +37,4 @@ else
   q.write(call)
   if age == 0 or q.head() ~= id then return {'waiting'} end
 end
-local is_own = string.sub(redis.call('GET', key) or '', 1, #id + 3) == 'r ' .. id .. '|'
-return {q.hint(is_own) and 'hinted' or 'waiting', depth}
+return {q.hint(q.is_reserved_for(id)) and 'hinted' or 'waiting', depth}

@@ -1,0 +1,55 @@
+"""What operators do: they pause a key or a scope, and resume it."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+from celery import Celery
+
+from celery_singleton_lock import pause, resume
+from celery_singleton_lock.errors import StoreError
+from tests.chaos.schedule import Fault
+from tests.chaos.site import Site, now
+
+#: The scopes of the tasks whose keys are paused; the number of keys that a campaign has at least.
+SCOPES = ("chaos", "chaos-limit", "chaos-queue")
+_KEYS = 8
+#: Seconds between two tries while the store is away.
+_AGAIN = 0.2
+
+
+def strike(site: Site, fault: Fault) -> str:
+    """Pause a key or a scope for a while; returns what was paused.
+
+    Half of the pauses end by themselves. The history has the time in which nothing may begin: from
+    the return of `pause` to the call of `resume`, or to the end of the duration.
+    """
+    draw = int(fault.chance * 1009)
+    scope = SCOPES[draw % len(SCOPES)]
+    key = f"k{draw // 7 % _KEYS}" if fault.name == "pause-key" else None
+    has_end = bool(draw % 2)
+    with Celery("operator", broker="memory://", set_as_current=False) as app:
+        app.conf.singleton_lock_url = site.environment["LOCK_URL"]
+        what: dict[str, Any] = {"key": key, "scope": scope, "app": app}
+        begin = now()
+        duration = fault.seconds if has_end else None
+        _until_it_answers(partial(pause, **what, duration=duration))
+        at = now()
+        until = begin + fault.seconds if has_end else at + fault.seconds
+        threading.Event().wait(max(0.0, until - now()))
+        until = min(until, now())
+        site.history.write("pause", key=key or "", at=at, until=until, scope=scope)
+        _until_it_answers(partial(resume, **what))
+    return f"{scope}:{key or '*'}"
+
+
+def _until_it_answers(ask: Any) -> None:
+    while True:
+        try:
+            ask()
+        except StoreError:
+            threading.Event().wait(_AGAIN)
+        else:
+            return
