@@ -69,6 +69,7 @@ _DISCARDED = "(marker["  # 7
 _NEWEST = ">=begun["  # 8
 _RAISED = "!(raised["  # 9
 _RESULT = "||result["  # 13
+_NOT_PAUSED = "!(paused"  # 15
 _OWED = "noted[me]!="
 _NEVER_BOTH = "ended[0]&&ended[1]"
 
@@ -121,6 +122,10 @@ CHECKS = (
     Check("queue, late: joins at a worker, 1 fault", _QUEUE, ("FAULTS=1", "DIRECT", "LATE")),
     Check("queue, early: a call is taken out", _QUEUE, ("FAULTS=0", "OPERATOR")),
     Check("queue, late: the same, 1 fault", _QUEUE, ("FAULTS=1", "OPERATOR", "DIRECT", "LATE")),
+    Check("queue, early: paused, 1 fault", _QUEUE, ("FAULTS=1", "PAUSE")),
+    Check(
+        "queue, late: the same, joins at a worker", _QUEUE, ("FAULTS=1", "PAUSE", "DIRECT", "LATE")
+    ),
     Check("queue, early: a loss", _QUEUE, ("FAULTS=0", "LOSS")),
     Check("queue, late: a loss", _QUEUE, ("FAULTS=0", "LOSS", "LATE")),
     *(
@@ -130,6 +135,11 @@ CHECKS = (
             ("late: every call ends, 1 fault", ("FAULTS=1", "LIVENESS", "LATE")),
             ("late: begins once, and ends", ("FAULTS=1", "LIVENESS", "LATE", "BOUNDED")),
             ("early: ends when one is taken out", ("FAULTS=0", "LIVENESS", "OPERATOR")),
+            ("early: every call ends after a pause", ("FAULTS=0", "LIVENESS", "PAUSE")),
+            (
+                "late: the same, joins at a worker",
+                ("FAULTS=0", "LIVENESS", "PAUSE", "DIRECT", "LATE"),
+            ),
             ("early: its head is hinted", ("FAULTS=1", "HINTS")),
             ("early: a foreign release is noticed", ("FAULTS=0", "UNNOTICED")),
         )
@@ -234,6 +244,17 @@ CHECKS = (
                 ("BEGUN_UNCHECKED", "FAULTS=1", "LATE", "BOUNDED"),
             ),
             ("the note is erased too early", _OWED, ("NOTE_ERASED_EARLY", "FAULTS=1")),
+            (
+                "a pause is checked at hints only",
+                _NOT_PAUSED,
+                ("PAUSE_AT_HINT", "FAULTS=0", "PAUSE"),
+            ),
+            (
+                "a paused call is dropped",
+                _DISCARDED,
+                ("PAUSED_DROPPED", "FAULTS=0", "PAUSE", "DIRECT"),
+            ),
+            ("a paused queue is not due", _DUE, ("SWEPT_ONCE", "FAULTS=0", "PAUSE")),
             ("absent is taken for ended", _DISCARDED, ("ABSENT_IS_ENDED", "FAULTS=0", "DIRECT")),
             ("no head check", _AFTER, ("NO_HEAD_CHECK", "FAULTS=1", "DIRECT", "LATE")),
             ("no look: a head stays unhinted", _FOREVER, ("NO_SWEEP", "FAULTS=0", "HINTS")),

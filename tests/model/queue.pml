@@ -15,6 +15,7 @@
  *  9 a call that has raised never begins.
  * 10 a foreign release, of which the queue is not notified, does not stop it.
  * 13 a call that was taken out has a result, or has raised.
+ * 15 no call begins while its key is paused, also one that is sent without a join; none of them is lost.
  * And a hint that a dead child had yet to publish stands in its note, for its parent.
  *
  * Non-guarantees. A loss of the store's last writes: 2, 3, 4, 8 and 9 are void from then on; the others
@@ -31,7 +32,7 @@
  * of a lease that is held is in lease.pml as well. A third identical copy of a message is not kept.
  * Numbers begin again when the queue is empty, which only bounds them. LATE: messages are acknowledged
  * late. DIRECT: the first call is sent without a join, as by another publisher, and so joins at a worker.
- * OPERATOR: an operator takes a call out.
+ * OPERATOR: an operator takes a call out. PAUSE: one pauses the key, once, and resumes it.
  *
  * Failure handling. FAULTS bounds, together: a publisher or worker that dies at any step, a join or end
  * without a reply, a publish that the broker refuses, a lost message. With LOSS the store also loses an
@@ -39,7 +40,7 @@
  *
  * Must-fail variants, each a protection taken out: HEAD_NOT_STORED, PASSED_OVER, ATTEMPT_0,
  * BEGUN_UNCHECKED, NOTE_ERASED_EARLY, ABSENT_IS_ENDED, NO_HEAD_CHECK, NO_SWEEP, LAST_PLUS_ONE,
- * JOIN_IN_TWO, END_WITHOUT_TOKEN, WITHDRAW_WITHOUT_MARKER, RETRY_OVERWRITES, RESULT_LAST. WITNESS
+ * PAUSE_AT_HINT, PAUSED_DROPPED, SWEPT_ONCE, JOIN_IN_TWO, END_WITHOUT_TOKEN, WITHDRAW_WITHOUT_MARKER, RETRY_OVERWRITES, RESULT_LAST. WITNESS
  * is no protection: it states that the two calls never both end with all faults spent, which is false.
  */
 
@@ -122,6 +123,7 @@ byte faults = FAULTS;
 bit lost, foreigner;
 byte removing = NO_CALL;
 bit operated;
+bit paused, was_paused;
 byte v;
 
 /* What has happened. */
@@ -341,6 +343,20 @@ end:
 #else
           :: IN(MYC) && (key != FREE || !HEAD(MYC)) -> leave()
 #endif
+#ifdef PAUSE
+          /* Its key is paused: it joins, and this delivery ends. */
+#ifndef PAUSE_AT_HINT
+          :: paused && key == FREE && (EMPTY || HEAD(MYC)) ->
+#ifndef PAUSED_DROPPED
+              if :: !IN(MYC) -> join(MYC, w[me].a, v); v = 0 :: else fi;
+#endif
+              assert(marker[MYC] || IN(MYC)); /* 7 */
+#ifdef SWEPT_ONCE
+              due = 0;
+#endif
+              leave()
+#endif
+#endif
 #ifdef ABSENT_IS_ENDED
           :: !IN(MYC) -> assert(marker[MYC] || IN(MYC)); leave() /* 7 */
 #else
@@ -352,6 +368,7 @@ end:
 #endif
           :: else ->
               if :: !IN(MYC) -> join(MYC, w[me].a, v); v = 0 :: else fi;
+              assert(!paused); /* 15 */
               assert(!ended[MYC] || lost || raised[MYC]); /* 4 */
               assert(!IS_BOUNDED || lost || !once[MYC * 2 + w[me].a]); /* 4 */
               assert(!called_after[MYC] || ended[O(MYC)] || lost); /* 2 */
@@ -435,6 +452,7 @@ end:
 #endif
       :: state[v] == LEAVING -> result[v] = 1; take_out(v); hint_next(); publish_next()
       :: state[v] == BEGUN && !IS_LATE && stored[v] < begun[v] -> state[v] = LEAVING; v = 0
+      :: paused && state[v] != LEAVING && !(state[v] == BEGUN && !IS_LATE && stored[v] < begun[v]) -> v = 0
       :: else -> state[v] = HINTED; publish_next()
       fi;
       verify() }
@@ -468,6 +486,18 @@ end:
       verify() }
   /* The operator's process is killed. [environment] */
   :: d_step { removing != NO_CALL && FAULT; removing = NO_CALL }
+  od
+}
+#endif
+
+#ifdef PAUSE
+proctype pauser() {
+end:
+  do
+  /* The key is paused. [stores/redis/lua/pause.lua] */
+  :: d_step { !was_paused -> was_paused = 1; paused = 1 }
+  /* It is resumed, or the pause ends by itself. [stores/redis/lua/resume.lua] */
+  :: d_step { paused -> paused = 0 }
   od
 }
 #endif
@@ -524,6 +554,9 @@ init {
     run look();
 #ifdef OPERATOR
     run operator();
+#endif
+#ifdef PAUSE
+    run pauser();
 #endif
     run environment()
   }
