@@ -30,26 +30,25 @@ def strike(site: Site, fault: Fault) -> str:
     scope = SCOPES[draw % len(SCOPES)]
     key = f"k{draw // 7 % _KEYS}" if fault.name == "pause-key" else None
     has_end = bool(draw % 2)
-    with Celery("operator", broker="memory://", set_as_current=False) as app:
-        app.conf.singleton_lock_url = site.environment["LOCK_URL"]
-        what: dict[str, Any] = {"key": key, "scope": scope, "app": app}
-        begin = now()
-        duration = fault.seconds if has_end else None
-        _until_it_answers(partial(pause, **what, duration=duration))
-        at = now()
-        until = begin + fault.seconds if has_end else at + fault.seconds
-        threading.Event().wait(max(0.0, until - now()))
-        until = min(until, now())
-        site.history.write("pause", key=key or "", at=at, until=until, scope=scope)
-        _until_it_answers(partial(resume, **what))
+    begin = now()
+    duration = fault.seconds if has_end else None
+    _until_it_answers(site, partial(pause, key, scope=scope, duration=duration))
+    at = now()
+    until = begin + fault.seconds if has_end else at + fault.seconds
+    threading.Event().wait(max(0.0, until - now()))
+    until = min(until, now())
+    site.history.write("pause", key=key or "", at=at, until=until, scope=scope)
+    _until_it_answers(site, partial(resume, key, scope=scope))
     return f"{scope}:{key or '*'}"
 
 
-def _until_it_answers(ask: Any) -> None:
+def _until_it_answers(site: Site, ask: Any) -> None:
     while True:
-        try:
-            ask()
-        except StoreError:
-            threading.Event().wait(_AGAIN)
-        else:
-            return
+        # Another server may be the store by now.
+        with Celery("operator", broker="memory://", set_as_current=False) as app:
+            app.conf.singleton_lock_url = site.lock_url
+            try:
+                ask(app=app)
+                return
+            except StoreError:
+                threading.Event().wait(_AGAIN)

@@ -204,7 +204,7 @@ class Site:
         return {
             "BROKER_URL": self.broker.url(0),
             "RESULT_URL": self.broker.url(1),
-            "LOCK_URL": self.members.url if self.members else self._lock_url(self.store.port),
+            "LOCK_URL": self.lock_url,
             CHAOS_STORE: self.plan.store,
             "TTL": str(self.plan.ttl),
             "VISIBILITY_TIMEOUT": str(self.plan.visibility_timeout),
@@ -213,6 +213,11 @@ class Site:
             "CHAOS_RESOURCE_COMPARES": str(int(self.plan.compares)),
             VARIABLE: str(self.history.directory),
         }
+
+    @property
+    def lock_url(self) -> str:
+        """The URL of the store, past the proxies; it changes with a failover of a single server."""
+        return self.members.url if self.members else self._lock_url(self.store.port)
 
     def admin(self, server: PrivateServer | None = None) -> redis.Redis:
         """A client of the store that no ACL concerns; its calls fail while the store is down."""
