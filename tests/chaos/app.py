@@ -328,6 +328,8 @@ def _left(task_id: str = "", state: Any = None, retval: Any = None, **_: Any) ->
 def _refused(event: Any = None, **_: Any) -> None:
     if event.data.get("outcome") == "raise":
         _write("refused", task_id=event.task_id)
+    elif event.data.get("outcome") == "parked":
+        _write("parked", task_id=event.task_id)
 
 
 @lease_acquired.connect(weak=False)

@@ -29,6 +29,8 @@
                 a release that was given up was reported in the log; ``fence``, ``error``
     revoked     the campaign has asked the workers to revoke a call
     refused     the lock raised LockConflict, whether or not Celery could store that
+    parked      its key was paused, and the store keeps its message from now on
+    pause       a key (``key``; empty: all) of ``scope`` was paused, from ``at`` to ``until``
     skip        the call ended without having run, because its key was held
     taken, left the task was entered by a pool process (``worker``, ``copy``; whether its release is
                 ``observed``); ended, with its

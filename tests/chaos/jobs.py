@@ -244,9 +244,13 @@ def _excuse(
             return "jobs given up after their leases were lost to faults (LeaseLost)"
     if job.task in EARLY and job.is_at(Place.ACKNOWLEDGED) and ends.took_with_it(job):
         return "jobs acknowledged early that died with their process"
-    if job.task in QUEUED and job.may_have_a_place():
+    is_queued = job.task in QUEUED and job.may_have_a_place()
+    if is_queued or events(job.records, "parked"):
         is_gone = any(_takes(loss, job.last_sign_of_life().at) for loss in losses)
-        return "calls that waited in a store that has lost its data" if is_gone else ""
+        if is_gone:
+            return "calls that waited in a store that has lost its data"
+        if is_queued:
+            return ""
     if job.is_at(Place.POPPED) and ends.any_since(job.newest_sent_at()):
         return _VANISHED
     return ""

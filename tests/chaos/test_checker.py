@@ -346,6 +346,9 @@ def unreachable(fault: str = "host-unplugged", asks: str = "/x/kombu/transport/r
 
 
 SOUND = {
+    "a paused call that the store has lost": (
+        Story().published("j").taken(1).add("parked", 1.1, task_id="j").add("loss", 2)
+    ),
     "another key was paused": paused("k2", "chaos"),
     "another scope was paused": paused("", "chaos-queue"),
     "it had asked before the pause": paused("k", "chaos", asked=1.9),
