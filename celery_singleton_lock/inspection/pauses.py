@@ -27,7 +27,7 @@ from ..core.keyspace import BEAT_SCOPE, Keyspace
 from ..core.pauses import Pause, Pauses
 from ..errors import LockKeyError, SettingsError, StoreError, StoreUnavailable
 from ..known_keys import PAUSE, refuse_foreign_key, refuse_foreign_scope
-from ..option_checks import seconds
+from ..option_checks import positive
 from ..runtime import Runtime
 from ..typed_keys import is_in_scope, login, scope_of
 
@@ -129,9 +129,7 @@ def pause(
     """
     app = real_app(app)
     runtime = Runtime.of(app)
-    left = None if duration is None else seconds("pause(duration)", duration)
-    if left == 0:
-        raise ValueError("pause(duration=0): give more than 0 seconds, or leave it out")
+    left = None if duration is None else positive("pause(duration)", duration, "leave it out")
     names = _names(runtime, key, scope, where="pause")
     who, why, since = user or login(), reason[:_MAX_REASON_CHARS], runtime.clock.wall()
     part = _part(runtime)
