@@ -102,6 +102,12 @@ class _Call:
         self.number = (token.nesting, token.retries, request.sequence)
         self.nonce = token.nonce
 
+    def consume(self) -> None:
+        """A copy of its message ends here, because the key is paused."""
+        if self.state == "h":
+            self.copies = max(self.copies - 1, 0)
+            self.state = "h" if self.copies else "w"
+
     def hint(self, key: str) -> Hint:
         return Hint(
             key=key,
@@ -208,6 +214,7 @@ class MemoryCallQueue(CallQueue):
                 if reply.relation is not Relation.PAUSED:
                     self._is_held(key, queue)
                 elif token.call_id in queue.calls:
+                    call.consume()
                     queue.due = self._after(reply.pause)
                 reply.relation = kept
             return reply

@@ -205,6 +205,7 @@ def test_the_first_call_of_a_queue_waits_for_the_end_of_the_pause(store: Store) 
     found = calls.sweep()
     assert found is not None
     assert (found[0], found[1].call_id) == (False, first.call_id)
+    assert found[1].copies == 1, "the copy that met the pause has ended"
     calls.begin(first)
     assert calls.end(first) is not None
     calls.begin(second)

@@ -351,6 +351,7 @@ end:
               if :: !IN(MYC) -> join(MYC, w[me].a, v); v = 0 :: else fi;
 #endif
               assert(marker[MYC] || IN(MYC)); /* 7 */
+              if :: state[MYC] == HINTED -> state[MYC] = WAITING :: else fi;
 #ifdef SWEPT_ONCE
               due = 0;
 #endif

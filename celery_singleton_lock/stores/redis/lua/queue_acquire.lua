@@ -45,7 +45,14 @@ if type(reply) ~= 'string' then
     if q.head() then q.look_in(0) end
   elseif word ~= 'done' and word ~= 'superseded' and word ~= 'later' then
     if word == 'paused' then
-      if call then q.look_in(shard_pauses(KEYS[1]).look_after(reply[4])) end
+      if call then
+        if call.letter == 'h' and age == 0 then -- this copy of its message ends here
+          call.copies = math.max(call.copies - 1, 0)
+          if call.copies == 0 then call.letter = 'w' end
+          q.write(call)
+        end
+        q.look_in(shard_pauses(KEYS[1]).look_after(reply[4]))
+      end
     elseif head then q.is_held() end
     reply[1] = kept
   end
