@@ -50,10 +50,11 @@ logger = logging.getLogger("celery_singleton_lock")
 
 T = TypeVar("T")
 
-# Seconds between two sweeps; and where no task has the option, but calls may wait that were made
-# before it was switched off.
+# Seconds between two sweeps. A call of any task may wait in the queue of its key: its key was
+# paused.
 _EVERY: Final = 1.0
-_SELDOM: Final = 60.0
+# Seconds after a refusal, where no task has the option: the login may use locks, but no queues.
+_AFTER_REFUSAL: Final = 60.0
 # Seconds until the next sweep at a key at which one has failed.
 _AFTER_FAILURE: Final = 10.0
 # The number of shards and keys that one sweeps. A request for a shard takes 13 us of Redis' time:
@@ -83,7 +84,7 @@ class QueueSweep:
         has_queues: bool = True,
     ) -> None:
         self._app, self._open_store, self._is_over = app, open_store, is_over
-        self._pause = _EVERY if has_queues else _SELDOM
+        self._after_refusal = _EVERY if has_queues else _AFTER_REFUSAL
         self._runtime = Runtime.of(app)
         # The app's producers belong to the worker's other threads or greenlets.
         self._producer: Any = None
@@ -255,7 +256,7 @@ class QueueSweep:
     def _run(self) -> None:
         clock, due_at = self._runtime.clock, 0.0
         while not self._is_over():
-            key, has_more = None, False
+            key, pause = None, _EVERY
             if (left := due_at - clock.now()) > 0:
                 with suppress(Empty):
                     key = self._soon.get(timeout=left)
@@ -264,10 +265,12 @@ class QueueSweep:
                     if key is not None:
                         self._sweep_key(key)
                     else:
-                        has_more = self.sweep()
-            except StoreError:
+                        pause = 0.0 if self.sweep() else _EVERY
+            except StoreUnavailable:
                 pass  # swept again in a second; the workers report the outage
+            except StoreError:
+                pause = self._after_refusal
             except Exception:
                 logger.exception("singleton: a check of the queues of keys failed")
             if key is None:
-                due_at = clock.now() + (0.0 if has_more else self._pause)
+                due_at = clock.now() + pause

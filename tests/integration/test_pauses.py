@@ -125,6 +125,14 @@ def test_a_pause_with_a_duration_needs_nobody_for_its_end(
     assert start.at >= begin + 2.0
 
 
+def test_the_calls_run_soon_where_no_task_has_a_queue(stage: Stage, name: str) -> None:
+    stage.worker(queues=[name], env={"WITHOUT_QUEUE": "1"})
+    task = stage.app.rules["skip"]
+    paused(stage, task, name, duration=1.0)
+    result = task.apply_async((name,), queue=name)
+    assert result.get(timeout=20) == 0, "a sweep a minute would come too late"
+
+
 def test_a_pause_outlives_the_workers_and_loses_no_call(stage: Stage, name: str) -> None:
     task = stage.app.late
     first = stage.worker(queues=[name])

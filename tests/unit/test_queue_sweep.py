@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
+from celery_singleton_lock.key_queue import sweep as module
 from celery_singleton_lock.key_queue.sweep import QueueSweep
 
 
@@ -28,7 +29,7 @@ def test_a_flood_of_keys_that_are_asked_for_keeps_no_look_from_the_others(
     sweep = QueueSweep(app, open_store, is_over)  # type: ignore[arg-type]
     monkeypatch.setattr(sweep, "sweep", lambda: seen.append("all"))
     monkeypatch.setattr(sweep, "_sweep_key", sweep_key)
-    monkeypatch.setattr(sweep, "_pause", 0.01)
+    monkeypatch.setattr(module, "_EVERY", 0.01)
     sweep._soon.put("a")
     sweep._run()
     assert seen.count("all") == 2
