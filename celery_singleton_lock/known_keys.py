@@ -59,9 +59,9 @@ def refuse_foreign_key(
 
 
 def refuse_foreign_scope(runtime: Runtime, scope: str, *, where: str) -> None:
-    """Refuse the name of a task that has another scope, and a mistyped scope.
+    """Refuse the name of a task that has another scope; warn of a scope that no task here has.
 
-    A warning is logged if no task here has the scope: those in other processes may have it.
+    Tasks in other processes may have it.
 
     Raises:
         LockKeyError: See above.
@@ -72,10 +72,11 @@ def refuse_foreign_scope(runtime: Runtime, scope: str, *, where: str) -> None:
         return
     if own := _other_scope_of(runtime, scope):
         raise LockKeyError(f"{where}: the scope of {scope} is {own!r}. Give that")
-    text = f"the scope {scope!r} is that of no task that this process knows"
-    if meant := close_to(scope, runtime.scopes):
-        raise LockKeyError(f"{where}: {text} (did you mean {' or '.join(map(repr, meant))}?)")
-    logger.warning("singleton: %s", text)
+    meant = " or ".join(map(repr, close_to(scope, runtime.scopes)))
+    logger.warning(
+        "singleton: the scope %r is that of no task that this process knows%s",
+        *(scope, f" (did you mean {meant}?)" if meant else ""),
+    )
 
 
 def _other_scope_of(runtime: Runtime, name: str) -> str | None:

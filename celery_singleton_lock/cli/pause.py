@@ -58,7 +58,7 @@ def pause(
 @click.argument("key", required=False)
 @click.pass_context
 def resume(ctx: click.Context, key: str | None, scope: str | None, as_json: bool) -> None:
-    """End the pause of KEY, or of a scope. The calls that have waited run within seconds.
+    """End the pause of KEY, or of a scope. The calls that have waited run soon.
 
     Exit status 1 if it was not paused.
     """

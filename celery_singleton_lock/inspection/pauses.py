@@ -122,7 +122,7 @@ def pause(
         The pause in force. If it was paused for longer before, that pause stays.
 
     Raises:
-        LockKeyError: No task can have this key, the scope is mistyped, or it is Beat's own.
+        LockKeyError: No task can have this key, or the scope is Beat's own.
         SettingsError: The store can't pause.
         StoreError: The store refused the request, or can't be reached. The pause may hold.
         TypeError, ValueError: An argument is wrong.
@@ -163,7 +163,7 @@ def resume(
         The pause that was ended. None if there was none.
 
     Raises:
-        LockKeyError: No task can have this key, or the scope is mistyped.
+        LockKeyError: No task can have this key.
         SettingsError: The store can't pause.
         StoreError: The store refused the request, or can't be reached.
     """

@@ -19,6 +19,7 @@ from ..core.store import Acquire, QueuedAcquire, QueuedRelease, Refused, Relatio
 from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..message.copy import publish_copy, why_not
 from ..message.header import Delivery, header_of
+from ..message.request_data import RequestData
 from ..message.stored_message import Capture
 from ..on_conflict import Queue
 from ..run_feature import Ending, Feature, Run
@@ -29,13 +30,14 @@ from .join import claim_of
 class QueueFeature(Feature):
     """The place of a run's call in the queue of its key."""
 
-    # Celery publishes the links of a task after its end. If the process died between the two, its
-    # call would have ended without them.
-    releases_early = False
     keeps_place = True
 
     def __init__(self, run: Run, queue: CallQueue) -> None:
         super().__init__(run)
+        # Celery publishes the links of a task after its end. If the process died between the two,
+        # its call would have ended without them. The links of a task with another rule, which has
+        # waited because its key was paused, would be refused by its lease.
+        self.releases_early = not isinstance(run.policy.on_conflict, Queue)
         self._queue, self._timeout = queue, timeout_for(run.policy.ttl)
         run.runtime.note_broker(header_of(run.request.__dict__, run.delivery.token.task_id))
         named, keyspace = run.delivery.queue, run.runtime.keyspace
@@ -100,6 +102,10 @@ class QueueFeature(Feature):
         if (obstacle := why_not(self.run.task, self.run.request)) is not None:
             self._refuse(f"{self.run.key!r} is in use, and {obstacle}", refused)
         place, depth = self._queue.join(self._request(self.run.delivery), timeout=self._timeout)
+        # What the store has of this id from now on is this call's, also if the message named none.
+        data = RequestData.of(self.run.request)
+        data.arrival = data.arrival._replace(is_unnamed=False)
+        self.run.rewrite_header()
         if place is Place.HINTED:
             return True
         if place is Place.FULL:

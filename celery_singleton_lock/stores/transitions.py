@@ -486,13 +486,17 @@ def _acquire(
             return _paused(pause) if pause else _grant(draft, request, slot)
         if relation is not Relation.OTHER:
             return Refused(relation=relation, record=record)
-    if free is None:
+    pause = pause_of(request.slots[0])
+    if free is None and pause is None:
         return _refused_by_other(draft, request, request.slots[0])
     claim = draft.claim(request.claim.key) if request.claim and request.refused_if_claimed else None
     if request.claim and claim and claim.token != request.token.call_id:
         return _refused_by_other(draft, request, request.claim.key)
-    pause = pause_of(request.slots[0])
-    return _paused(pause) if pause else _grant(draft, request, free)
+    if pause is not None or free is None:
+        # Also if another call holds the key: a call is not dropped because of it during a pause.
+        assert pause is not None
+        return _paused(pause)
+    return _grant(draft, request, free)
 
 
 def _paused(pause: Pause) -> Refused:

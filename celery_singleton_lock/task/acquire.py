@@ -20,7 +20,7 @@ from ..core.events import EventName
 from ..core.lease import Holder, Lease, Token
 from ..core.store import Acquire, Refused, Relation
 from ..core.waiter import Waiter
-from ..errors import LockConflict, StoreError
+from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..key_queue.run_part import QueueFeature
 from ..message.copy import why_not
 from ..message.header import is_unnamed, mint_nonce
@@ -150,7 +150,13 @@ class _Tries:
         if refused.relation is Relation.PAUSED:
             self._park()
         waiter = self.waiter
-        decision = _decision_about(run, refused, ahead, self._waited)
+        try:
+            decision = _decision_about(run, refused, ahead, self._waited)
+        except StoreError as exc:
+            if refused.relation is not Relation.PAUSED:
+                raise
+            # The store has answered that the key is paused, so on_store_error decides nothing.
+            return self._not_parked(exc)
         if decision is None:
             return None
         if waiter is None or decision.outcome is not Outcome.WAIT:
@@ -173,6 +179,17 @@ class _Tries:
             self.waiter = self.asking.waiter = None
         run.features = [*run.features, feature]
         self._request = feature.prepare(self._request)
+
+    def _not_parked(self, error: StoreError) -> Decision:
+        """Requeue a call whose key is paused, since the store has not kept its message."""
+        run = self._run
+        run.report_outage(error, "requeued")
+        decision = _decide(run, Relation.PAUSED, self._waited)
+        if isinstance(error, StoreUnavailable):
+            # It may have kept the message. The copy asks as a call of the queue, and replaces it.
+            return replace(decision, delivery=replace(decision.delivery, queue=run.key))
+        run.features = [one for one in run.features if not one.keeps_place]
+        return decision
 
     def failed(self, error: StoreError) -> None:
         """Requeue the message, or pause before the next try."""

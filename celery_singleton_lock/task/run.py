@@ -362,8 +362,8 @@ class TaskRun:
         Raises:
             Ignore: Another delivery of this attempt has the lease, or has finished.
         """
-        ending = Ending(goes_on=release.completion is None)
-        reply = self.send_release(lease, self.completed(release, ending))
+        # finish() ends the call.
+        reply = self.send_release(lease, self.completed(release, Ending(goes_on=True)))
         # Last: after an exception from a signal handler before this line, finish() releases the
         # lease again, because the store may not have got this release.
         retry = self.state.retry if isinstance(self.state, Holding) else None

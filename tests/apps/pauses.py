@@ -55,6 +55,7 @@ rules = {
     if rule != "queue" or not os.environ.get("WITHOUT_QUEUE")
 }
 late = task("late", on_conflict="skip", acks_late=True, reject_on_worker_lost=True)
+unsafe = {rule: task(f"store-{rule}", on_store_error=rule) for rule in ("run", "raise", "retry")}
 limited = task("limited", limit=2, on_conflict="retry")
 unique = task("unique", unique="until_done")
 debounced = task("debounced", debounce=0.5)

@@ -161,7 +161,7 @@ def test_a_run_goes_on_and_ends_while_its_key_is_paused(store: Store, key: str) 
     paused(store, key)
     assert renew(store, [lease_of(key, first)]) == [None]
     assert isinstance(ask(store, key, token), Granted), "a repeated request, without a reply"
-    assert refused(store, key) is Relation.OTHER
+    assert refused(store, key) is Relation.PAUSED, "not that another call holds the key"
     give(store, key, token)
     assert refused(store, key) is Relation.PAUSED
 
@@ -176,6 +176,19 @@ def test_the_next_attempt_of_a_retry_is_paused_and_keeps_its_reservation(
     resumed(store, key)
     assert refused(store, key) is Relation.OTHER
     take(store, key, token.next_attempt())
+
+
+def test_a_duplicate_is_refused_by_its_claim_though_the_key_is_paused(store: Store) -> None:
+    key, claim = new_claim()
+    publish(store, claim)
+    paused(store, key)
+    change = running(claim)
+    options = {"claim": change, "refused_if_claimed": True}
+    assert refused(store, key, **options) is Relation.OTHER
+    resumed(store, key)
+    take(store, key)
+    paused(store, key)
+    assert refused(store, key, **options) is Relation.OTHER
 
 
 def test_a_refusal_by_a_pause_frees_no_claim(store: Store) -> None:

@@ -25,7 +25,7 @@ end
 """
 
 _OF_ONE_KEY: Final = {
-    *("evalsha", "get", "set", "del", "pttl", "pexpire", "time"),
+    *("evalsha", "get", "set", "del", "pttl", "pexpire", "time", "hmget", "hset"),
     *("info", "config|resetstat", "keyspace_hits", "keyspace_misses"),  # of the counting itself
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from celery import chain
 
 from celery_singleton_lock import (
     LockConflict,
@@ -23,6 +24,7 @@ from celery_singleton_lock.doctor import Severity
 from celery_singleton_lock.instrumentation import calls_paused, calls_resumed
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.cli import run_here
+from tests.harness.keys import EVERY_NAME, LOCKING
 from tests.harness.worker import CeleryWorker
 from tests.integration.doctor_apps import found as findings_of
 from tests.integration.stage import Stage, wait_until
@@ -112,6 +114,71 @@ def test_a_paused_scope_holds_all_its_keys_and_their_running_calls_go_on(
     assert found is not None
     assert (found.scope, found.key, found.left) == (task.name, None, None)
     assert [result.get(timeout=30) for result in results] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("rule", ["skip", "raise", "revoke", "wait", "cancel_running"])
+def test_a_call_waits_though_the_paused_key_is_held_and_the_running_one_goes_on(
+    stage: Stage, worker: CeleryWorker, name: str, rule: str
+) -> None:
+    task = stage.app.rules[rule]
+    running = task.delay(name, 0, gate=name)
+    wait_until(lambda: stage.starts(name), "a body runs")
+    paused(stage, task, name)
+    second = task.delay(name, 1)
+    wait_until(lambda: in_queue(stage, task, name) == 1, "the second call waits in the store")
+    stage.open(name)
+    assert running.get(timeout=30) == 0
+    assert len(stage.starts(name)) == 1
+    resumed(stage, task, name)
+    assert second.get(timeout=30) == 1
+
+
+@pytest.mark.parametrize("rule", ["skip", "retry", "cancel_running", "queue"])
+def test_a_message_without_a_header_runs_once(
+    stage: Stage, worker: CeleryWorker, name: str, rule: str
+) -> None:
+    task = stage.app.rules[rule]
+    paused(stage, task, name)
+    result = stage.app.app.send_task(task.name, (name, 1))
+    parked(stage, task, name, 1)
+    resumed(stage, task, name)
+    assert result.get(timeout=30) == 1
+    wait_until(lambda: in_queue(stage, task, name) == 0, "the queue is empty")
+    assert len(stage.starts(name)) == 1
+
+
+@pytest.mark.parametrize("rule", ["skip", "raise", "late"])
+def test_the_links_of_a_call_that_has_waited_meet_no_conflict_with_it(
+    stage: Stage, worker: CeleryWorker, name: str, rule: str
+) -> None:
+    task = stage.app.late if rule == "late" else stage.app.rules[rule]
+    names = [f"{name}-{number}" for number in range(4)]
+    for one in names:
+        paused(stage, task, one)
+    chains = [chain(task.si(one, 1), task.si(one, 2)).delay() for one in names]
+    for one in names:
+        wait_until(lambda one=one: in_queue(stage, task, one) == 1, "it waits in the store")
+        resumed(stage, task, one)
+    assert [result.get(timeout=30) for result in chains] == [2] * 4
+
+
+@pytest.mark.parametrize("rule", ["run", "raise", "retry"])
+def test_a_call_is_requeued_if_the_login_may_not_keep_it_in_the_store(
+    stage: Stage, name: str, rule: str
+) -> None:
+    """Whatever ``on_store_error`` says: the store has answered, and the key is paused."""
+    keys = (f"~{EVERY_NAME}", "resetchannels", "-@all", "+select", *LOCKING)
+    stage.redis.execute_command("ACL", "SETUSER", "few", "reset", "on", ">pw", *keys)
+    url = stage.environment["RESULT_URL"].replace("redis://", "redis://few:pw@")
+    worker = stage.worker(queues=[name], env={"LOCK_URL": url})
+    task = stage.app.unsafe[rule]
+    paused(stage, task, name)
+    result = task.apply_async((name,), queue=name)
+    wait_until(lambda: "singleton requeued" in worker.log, "it was requeued")
+    assert stage.starts(name) == []
+    resumed(stage, task, name)
+    assert result.get(timeout=60) == 0
+    assert "reason=paused" in worker.log
 
 
 def test_a_pause_with_a_duration_needs_nobody_for_its_end(
@@ -250,7 +317,6 @@ def test_a_pause_is_listed_with_who_and_why(stage: Stage, name: str) -> None:
         ({}, "give the scope of the key"),
         ({"key": "x", "scope": "celery.beat"}, "Beat elects its leader"),
         ({"scope": "celery.beat"}, "Beat elects its leader"),
-        ({"scope": "pauses.skipp"}, "did you mean 'pauses.skip'"),
         ({"key": "csl:{celery:0}:pauses.skip:x", "scope": "pauses.skip"}, "whole name of a key"),
     ],
 )
@@ -272,9 +338,9 @@ def test_a_scope_that_no_task_has_is_warned_of(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = stage.app.app
-    pause(scope="elsewhere", duration=1, app=app)
-    assert "'elsewhere' is that of no task that this process knows" in caplog.text
-    resume(scope="elsewhere", app=app)
+    pause(scope="pauses.skipp", duration=1, app=app)
+    assert "is that of no task that this process knows (did you mean 'pauses.skip'?)" in caplog.text
+    resume(scope="pauses.skipp", app=app)
 
 
 def test_other_scopes_and_keys_are_not_paused(

@@ -61,16 +61,17 @@ if not own and not chosen then
   refused = {'other', KEYS[first[1]], taken[first[1]], 0}
   for i = 2, #first do refused[2 * i + 1], refused[2 * i + 2] = KEYS[first[i]], taken[first[i]] end
 end
-if claim and ARGV[8] == '1' and not refused and not mine then
-  local value, claimant = read_claim(claim)
-  if claimant and claimant ~= id then refused = {'other', claim, value} end
-end
-local last, pauses
-if not refused then
+local last, pauses, pause
+if not own then
   last, pauses = unpack(redis.call('HMGET', KEYS[1], '|fence', '|pauses')) -- see shard_pauses.lua
-  local pause = pauses and mine ~= 'l' and shard_pauses(KEYS[1]).of(KEYS[3])
-  if pause then refused = {'paused', pause[1], pause[2], pause[3]} end
+  pause = pauses and mine ~= 'l' and shard_pauses(KEYS[1]).of(KEYS[3])
 end
+if claim and ARGV[8] == '1' and (not refused or pause) and not mine then
+  local value, claimant = read_claim(claim)
+  if claimant and claimant ~= id then refused, pause = {'other', claim, value}, nil end
+end
+-- Also if another call holds the key: a call that waits for the end of a pause is not dropped because of it.
+if pause then refused = {'paused', pause[1], pause[2], pause[3]} end
 local others = ''
 if queue then
   local queues = wait_queues()
