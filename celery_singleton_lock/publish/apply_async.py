@@ -168,7 +168,7 @@ def _is_queued(policy: Policy, running: Any, task_id: str) -> bool:
     if running is None or not continues(running, task_id):
         return False
     run = RequestData.of(running.request).run
-    return run is not None and run.keeps_place
+    return run is not None and any(feature.keeps_place for feature in run.features)
 
 
 def _joining(

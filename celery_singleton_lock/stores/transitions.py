@@ -473,6 +473,30 @@ def _acquire(
     completion = draft.value(completion_key, Completion)
     if completion and (completion.state in _REFUSALS or completion.sequence > request.sequence):
         return Refused(relation=_REFUSALS.get(completion.state, Relation.SUPERSEDED))
+    chosen = _choose(draft, request)
+    if isinstance(chosen, Refused):
+        return chosen
+    slot, own = chosen
+    is_held = own is not None and own.kind is Kind.LEASE
+    pause = None if is_held else pause_of(request.slots[0])
+    if slot is None and pause is None:
+        return _refused_by_other(draft, request, request.slots[0])
+    if own is None and (claim := _claim_of_another(draft, request)):
+        return _refused_by_other(draft, request, claim)
+    if pause is not None or slot is None:
+        # Also if another call holds the key: a call is not dropped because of it during a pause.
+        assert pause is not None
+        return _paused(pause)
+    return _grant(draft, request, slot)
+
+
+def _choose(draft: Draft, request: Acquire) -> Refused | tuple[str | None, Record | None]:
+    """A slot that the token may take, and its own record there.
+
+    Returns:
+        No slot: other tasks hold all. No record: the slot is free. Or the refusal by another
+        delivery or attempt of the same task.
+    """
     free: str | None = None
     for slot in request.slots:
         if draft.get(slot) is None:
@@ -481,22 +505,18 @@ def _acquire(
         record = draft.record(slot)
         relation = _relation(record, request.token)
         if relation is None:
-            is_held = record is not None and record.kind is Kind.LEASE
-            pause = None if is_held else pause_of(request.slots[0])
-            return _paused(pause) if pause else _grant(draft, request, slot)
+            return slot, record
         if relation is not Relation.OTHER:
             return Refused(relation=relation, record=record)
-    pause = pause_of(request.slots[0])
-    if free is None and pause is None:
-        return _refused_by_other(draft, request, request.slots[0])
-    claim = draft.claim(request.claim.key) if request.claim and request.refused_if_claimed else None
-    if request.claim and claim and claim.token != request.token.call_id:
-        return _refused_by_other(draft, request, request.claim.key)
-    if pause is not None or free is None:
-        # Also if another call holds the key: a call is not dropped because of it during a pause.
-        assert pause is not None
-        return _paused(pause)
-    return _grant(draft, request, free)
+    return free, None
+
+
+def _claim_of_another(draft: Draft, request: Acquire) -> str:
+    """The key of the claim by which another task's message refuses this one; empty: none does."""
+    if request.claim is None or not request.refused_if_claimed:
+        return ""
+    claim = draft.claim(request.claim.key)
+    return request.claim.key if claim and claim.token != request.token.call_id else ""
 
 
 def _paused(pause: Pause) -> Refused:

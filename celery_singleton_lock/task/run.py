@@ -243,11 +243,6 @@ class TaskRun:
         """Whether a retry may reserve the key (``hold_on_retry``)."""
         return all(feature.keeps_key_for_retry for feature in self.features)
 
-    @property
-    def keeps_place(self) -> bool:
-        """Whether the call has a place in the queue of its key."""
-        return any(feature.keeps_place for feature in self.features)
-
     def _make_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         task, policy, keyspace = self.task, self.policy, self.runtime.keyspace
         # The arguments of an eager call were in no message.

@@ -1,17 +1,20 @@
 """Tasks of each ``on_conflict``, whose keys and scopes tests pause.
 
-A body that is given a gate (`tests.apps.gate`) ends when its test opens that. With WITHOUT_QUEUE=1
-in the environment, no task has ``on_conflict="queue"``.
+A body that is given a gate (`tests.apps.gate`) ends when its test opens that. Its environment:
+WITHOUT_QUEUE=1: no task has ``on_conflict="queue"``; SLOW_SUCCESS: seconds between a result and the
+release of the lease.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from functools import cache
 from typing import Any
 
 import redis
 from celery import Celery
+from celery.signals import task_success
 
 from celery_singleton_lock import current_lease, pause, singleton_task
 from tests.apps.gate import Gate
@@ -23,6 +26,13 @@ app.conf.update(
     worker_prefetch_multiplier=1,
     singleton_lock_url=os.environ.get("LOCK_URL") or os.environ["RESULT_URL"],
 )
+
+
+if os.environ.get("SLOW_SUCCESS"):
+
+    @task_success.connect
+    def be_slow(**_: Any) -> None:
+        time.sleep(float(os.environ["SLOW_SUCCESS"]))
 
 
 @cache
@@ -73,10 +83,10 @@ def limited_by_partner(self: Any, name: str, seconds: float = 0.1) -> int:
 
 
 @singleton_task(app=app, bind=True, key="{name}", ttl=3, acks_late=False)
-def retried(self: Any, name: str, number: int = 0) -> int:
+def retried(self: Any, name: str, number: int = 0, countdown: float = 0.2) -> int:
     """Fails once, and is retried."""
     with run(self, name, number):
         pass
     if not self.request.retries:
-        raise self.retry(countdown=0.2)
+        raise self.retry(countdown=countdown)
     return number
