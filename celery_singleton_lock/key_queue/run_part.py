@@ -25,6 +25,7 @@ from ..on_conflict import Queue
 from ..run_feature import Ending, Feature, Run
 from .hint import publish_hint
 from .join import claim_of
+from .sweep import PARKED
 
 
 class QueueFeature(Feature):
@@ -65,7 +66,10 @@ class QueueFeature(Feature):
         is_replaceable = claim is not None and bool(claim.arguments)
         if queue is None or run.eager or request.queued or is_replaceable:
             return None
-        return cls(run, queue) if why_not(run.task, run.request) is None else None
+        if why_not(run.task, run.request) is not None:
+            return None
+        PARKED[0] = 1
+        return cls(run, queue)
 
     def prepare(self, request: Acquire) -> Acquire:
         """Ask for the lease as a call with a place.

@@ -16,6 +16,7 @@ Non-guarantees
 from __future__ import annotations
 
 import logging
+import mmap
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,11 +51,13 @@ logger = logging.getLogger("celery_singleton_lock")
 
 T = TypeVar("T")
 
-# Seconds between two sweeps. A call of any task may wait in the queue of its key: its key was
-# paused.
+# Seconds between two sweeps; and where no task has the option and no call of this worker was
+# paused, but calls of others may wait, or such that were made before it was switched off.
 _EVERY: Final = 1.0
-# Seconds after a refusal, where no task has the option: the login may use locks, but no queues.
-_AFTER_REFUSAL: Final = 60.0
+_SELDOM: Final = 60.0
+#: Its byte is 1 once a process of this worker has left a call to the queue of its key because the
+#: key was paused. The pool's processes, which are forked later, share it.
+PARKED: Final = mmap.mmap(-1, 1)
 # Seconds until the next sweep at a key at which one has failed.
 _AFTER_FAILURE: Final = 10.0
 # The number of shards and keys that one sweeps. A request for a shard takes 13 us of Redis' time:
@@ -84,7 +87,7 @@ class QueueSweep:
         has_queues: bool = True,
     ) -> None:
         self._app, self._open_store, self._is_over = app, open_store, is_over
-        self._after_refusal = _EVERY if has_queues else _AFTER_REFUSAL
+        self._has_queues, self._seldom_at = has_queues, 0.0
         self._runtime = Runtime.of(app)
         # The app's producers belong to the worker's other threads or greenlets.
         self._producer: Any = None
@@ -264,12 +267,11 @@ class QueueSweep:
                 with FORK_LOCKS["sweeps"]:
                     if key is not None:
                         self._sweep_key(key)
-                    else:
+                    elif self._has_queues or PARKED[0] or clock.now() >= self._seldom_at:
+                        self._seldom_at = clock.now() + _SELDOM
                         pause = 0.0 if self.sweep() else _EVERY
-            except StoreUnavailable:
-                pass  # swept again in a second; the workers report the outage
             except StoreError:
-                pause = self._after_refusal
+                pass  # swept again in a second; the workers report the outage
             except Exception:
                 logger.exception("singleton: a check of the queues of keys failed")
             if key is None:

@@ -46,7 +46,7 @@ class Counted:
     def calls(self) -> Counter[str]:
         """Commands as clients sent them; what a script calls is not a round trip."""
         stats: Any = self.client.info("commandstats")
-        by_scripts = ("get", "set", "del", "pttl", "pexpire", "time")
+        by_scripts = ("get", "set", "del", "pttl", "pexpire", "time", "hmget", "hset")
         return Counter(
             {
                 name.removeprefix("cmdstat_"): values["calls"]
