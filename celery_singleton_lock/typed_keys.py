@@ -17,6 +17,8 @@ from .core.lease import Kind, Record
 from .errors import SingletonLockError
 from .runtime import Runtime, singleton_tasks
 
+#: Log lines, errors and lists contain the reason that an operator gives.
+MAX_REASON_CHARS: Final = 500
 # The keys of the leases with which Beat processes elect a leader.
 _KEYS_OF_BEAT: Final = "celery.beat:{name}"
 

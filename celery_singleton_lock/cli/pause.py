@@ -119,7 +119,7 @@ def _chosen(app: Any, key: str | None, scope: str | None) -> dict[str, Any]:
 
 
 def _meant(app: Any, names: dict[str, Any]) -> str:
-    """What is paused instead, for a key whose scope is paused, or a scope of which a key is."""
+    """The other pauses in the same scope, one on each line."""
     scope = names["scope"] or scope_of(str(names["key"]))
     others = [one for one in inspection.pauses(app) if one.scope == scope]
     return "".join(f"\n  {shown(str(one))}" for one in others)

@@ -39,8 +39,6 @@ from .pauses import Paused, pauses_if_allowed
 
 # Keys whose waiting clients are counted in one request.
 _COUNTED_AT_ONCE: Final = 500
-# The holder's log line and error contain the reason.
-_MAX_REASON_CHARS: Final = 500
 # The phases of a claim in which a worker has yet to take the message.
 _QUEUED: Final = (Phase.QUEUED, Phase.RETRYING)
 _OVERDUE_SHARE: Final = 0.1
@@ -339,7 +337,7 @@ def release(app: Celery, key: str, token: str | None, *, reason: str = "", user:
     """
     runtime = Runtime.of(app)
     at = runtime.clock.wall()
-    who, why = user or names.login(), reason[:_MAX_REASON_CHARS]
+    who, why = user or names.login(), reason[: names.MAX_REASON_CHARS]
     by = OperatorRelease(user=who, host=gethostname(), reason=why, at=at)
     is_freed = operators_of(runtime.store).free(key, token, by)
     if is_freed and runtime.keyspace.is_lock(key):

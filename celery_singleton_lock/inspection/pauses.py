@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
 
 from celery import Celery
 from celery.utils.nodenames import gethostname
@@ -29,10 +28,7 @@ from ..errors import LockKeyError, SettingsError, StoreError, StoreUnavailable
 from ..known_keys import PAUSE, refuse_foreign_key, refuse_foreign_scope
 from ..option_checks import positive
 from ..runtime import Runtime
-from ..typed_keys import is_in_scope, login, scope_of
-
-# The refusals of calls, and the lists, contain the reason.
-_MAX_REASON_CHARS: Final = 500
+from ..typed_keys import MAX_REASON_CHARS, is_in_scope, login, scope_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +127,7 @@ def pause(
     runtime = Runtime.of(app)
     left = None if duration is None else positive("pause(duration)", duration, "leave it out")
     names = _names(runtime, key, scope, where="pause")
-    who, why, since = user or login(), reason[:_MAX_REASON_CHARS], runtime.clock.wall()
+    who, why, since = user or login(), reason[:MAX_REASON_CHARS], runtime.clock.wall()
     part = _part(runtime)
     for name in names:
         new = Pause(name=name, user=who, host=gethostname(), reason=why, since=since, left=left)

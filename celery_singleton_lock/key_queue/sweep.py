@@ -1,7 +1,7 @@
 """Sweeps the queues whose time has come: a hint is late, a lease has ended, a call is lost.
 
 Overview
-    One thread in each parent sweeps some shards once a second, chosen at random, and at
+    One thread in each parent sweeps some shards once a second, in rounds over all, and at
     once at a key whose call this worker has taken out. It publishes the head of a queue again if
     its message may be lost, and stores the failure of a call that was acknowledged early and whose
     worker has died.
@@ -91,6 +91,8 @@ class QueueSweep:
         self._runtime = Runtime.of(app)
         # The app's producers belong to the worker's other threads or greenlets.
         self._producer: Any = None
+        # The shards that are left of this round: each round has all, in a random order.
+        self._shards: list[str] = []
         # The keys to sweep now.
         self._soon: Any = native_threads.make_queue()
         # Keys whose sweep the store has refused, as the log says; `_MOST_REFUSED` at most.
@@ -109,9 +111,12 @@ class QueueSweep:
         Raises:
             StoreError: The store does not answer.
         """
-        shards, has_more = self._runtime.keyspace.all_shards(), False
+        if not self._shards:
+            self._shards = self._runtime.keyspace.all_shards()
+            random.shuffle(self._shards)
+        some, self._shards, has_more = self._shards[:_SHARDS], self._shards[_SHARDS:], False
         try:
-            for shard in random.sample(shards, min(len(shards), _SHARDS)):
+            for shard in some:
                 keys = self._queue.due(shard, limit=_KEYS, timeout=MAX_TIMEOUT)
                 published = sum(map(self._sweep_key, keys))
                 # Not if all are refused, or of another broker: they stay due.

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 import redis
 
 pytest.register_assert_rewrite("celery_singleton_lock.testing.contract")
 
+from celery_singleton_lock.core.clock import SystemClock  # noqa: E402
+from celery_singleton_lock.core.store import Store  # noqa: E402
+from celery_singleton_lock.stores import open_store  # noqa: E402
+from celery_singleton_lock.stores.memory import MemoryStore  # noqa: E402
 from celery_singleton_lock.stores.redis.store import RedisStore  # noqa: E402
 from example_project.private_server import (  # noqa: E402
     PrivateServer,
@@ -62,6 +67,18 @@ def tls_url(certificates: Certificates) -> Iterator[str]:
         missing(f"the server here was built without TLS: {exc}")
     with private:
         yield f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificates.ca}"
+
+
+@pytest.fixture(params=["memory", "server", "valkey", "sentinels", "cluster"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """Each store that keeps queues of calls."""
+    if request.param == "memory":
+        yield MemoryStore(SystemClock())
+        return
+    place: Any = request.getfixturevalue(request.param)
+    url = place.url if isinstance(place.url, str) else place.url()
+    with closing(open_store(url)) as store:
+        yield store
 
 
 @pytest.fixture

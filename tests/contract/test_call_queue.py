@@ -22,7 +22,6 @@ from celery_singleton_lock.core.call_queue import (
     Place,
     Removal,
 )
-from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.keyspace import CallQueueNames, Keyspace
 from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.store import (
@@ -33,24 +32,12 @@ from celery_singleton_lock.core.store import (
     Store,
 )
 from celery_singleton_lock.stores import open_store
-from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing.contract import TIMEOUT, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import LONG, give, take, take_claim
 from tests.harness.calls import DAY, Calls
 from tests.harness.deliveries import wait_until
 
 SHORT = 0.05
-
-
-@pytest.fixture(params=["memory", "server", "valkey", "sentinels", "cluster"])
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    if request.param == "memory":
-        yield MemoryStore(SystemClock())
-        return
-    place: Any = request.getfixturevalue(request.param)
-    url = place.url if isinstance(place.url, str) else place.url()
-    with closing(open_store(url)) as store:
-        yield store
 
 
 @pytest.fixture

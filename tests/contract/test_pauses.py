@@ -6,19 +6,14 @@ On Redis and Valkey, behind Sentinels, in a cluster, and in memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
 
-from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Kind
 from celery_singleton_lock.core.pauses import Pause
 from celery_singleton_lock.core.store import Granted, Refused, Relation, Store
-from celery_singleton_lock.stores import open_store
-from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import (
     LONG,
@@ -36,17 +31,6 @@ from tests.harness.calls import Calls
 from tests.harness.deliveries import wait_until
 
 SHORT = 0.2
-
-
-@pytest.fixture(params=["memory", "server", "valkey", "sentinels", "cluster"])
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    if request.param == "memory":
-        yield MemoryStore(SystemClock())
-        return
-    place: Any = request.getfixturevalue(request.param)
-    url = place.url if isinstance(place.url, str) else place.url()
-    with closing(open_store(url)) as store:
-        yield store
 
 
 def paused(store: Store, name: str, *, left: float | None = None, reason: str = "") -> Pause:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.key_queue import sweep as module
 from celery_singleton_lock.key_queue.sweep import QueueSweep
+from celery_singleton_lock.stores.memory import MemoryStore
 
 
 def test_a_flood_of_keys_that_are_asked_for_keeps_no_look_from_the_others(
@@ -33,3 +36,19 @@ def test_a_flood_of_keys_that_are_asked_for_keeps_no_look_from_the_others(
     sweep._soon.put("a")
     sweep._run()
     assert seen.count("all") == 2
+
+
+def test_each_round_of_sweeps_reaches_every_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Celery("rounds", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = "memory://"
+    store = MemoryStore(SystemClock())
+    seen: list[str] = []
+    monkeypatch.setattr(store.call_queue, "due", lambda shard, **_: seen.append(shard) or [])
+    sweep = QueueSweep(app, lambda: store, lambda: False)
+    keyspace = Keyspace("rounds", shards=256)
+    monkeypatch.setattr(sweep._runtime, "keyspace", keyspace)
+    for _ in range(2):
+        seen.clear()
+        for _ in range(22):  # the seconds that the page says
+            sweep.sweep()
+        assert sorted(seen) == sorted(keyspace.all_shards())

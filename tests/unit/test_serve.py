@@ -27,7 +27,7 @@ from celery_singleton_lock.core.pauses import Pause
 from celery_singleton_lock.core.store import Acquire
 from celery_singleton_lock.doctor.context import warning
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.inspection import HeldKey, Paused
+from celery_singleton_lock.inspection import HeldKey, Paused, pause
 from celery_singleton_lock.instrumentation.metrics import COUNTERS
 from celery_singleton_lock.instrumentation.prometheus import PrometheusMetrics
 from celery_singleton_lock.runtime import Runtime
@@ -164,6 +164,14 @@ def test_hostile_names_are_data_in_every_answer(server: Server) -> None:
     metrics = server.ask("/metrics")
     assert metrics.status == 200
     assert b'task="</script><img src=x onerror=alert(1)>?"' in metrics.body
+
+
+def test_the_page_gets_what_is_paused_and_why(server: Server) -> None:
+    assert server.state()["pauses"] == []
+    pause(scope="shop.sync", reason="maintenance", user="anna", app=server.app)
+    [text] = server.state()["pauses"]
+    assert text.startswith("scope shop.sync is paused since ")
+    assert text.endswith(": maintenance")
 
 
 def test_the_page_s_files_need_no_other_server_and_no_inline_script(server: Server) -> None:
@@ -558,8 +566,7 @@ def test_the_table_of_metrics_is_complete(server: Server) -> None:
     record = Record(key="k", kind=Kind.LEASE, token="t", fence=1, holder=holder, ttl=1.0)
     awaited = HeldKey.of(record)
     keys = (replace(awaited, waiting=1, calls=1),)
-    pause = Pause(name="csl:{celery:0}:t", user="anna", host="web1")
-    paused = Paused.of(pause)
+    paused = Paused.of(Pause(name="csl:{celery:0}:t", user="anna", host="web1"))
     server.readings.keys = Cached(
         lambda: Reading(datetime.now(UTC), keys, pauses=(paused,)), server.readings.clock, 60.0
     )
