@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .core.key import PER_TASK
     from .core.lease import Lease
+    from .core.rate import Rate
     from .errors import (
         DuplicateTask,
         FenceUnavailable,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 __version__ = "1.0.0rc1"
 
-__all__ = ["PER_TASK", "CallOptions", "OnConflict", "SingletonTask", "singleton_task"]
+__all__ = ["PER_TASK", "CallOptions", "OnConflict", "Rate", "SingletonTask", "singleton_task"]
 __all__ += ["CeleryOptions", "LockOptions", "TaskOptions"]
 __all__ += ["Lease", "aclaim_and_send", "claim_and_send", "current_lease", "hold", "is_skipped"]
 __all__ += ["pause", "resume"]
@@ -58,6 +59,7 @@ _LATER = {
     "CallOptions": "policy",
     "Lease": "core.lease",
     "OnConflict": "on_conflict",
+    "Rate": "core.rate",
     "SingletonTask": "task.base",
     "current_lease": "task.context",
     "hold": "task.hold",

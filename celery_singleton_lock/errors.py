@@ -26,7 +26,8 @@ class LockConflict(SingletonLockError):
     Attributes:
         key: The full key.
         holder: Who holds it: a dict with ``task``, ``task_id`` and ``worker``.
-        retry_after: If the key is paused, the seconds until the pause ends. Else None.
+        retry_after: If the key is paused, the seconds until the pause ends. If its rate lets no
+            call start, the seconds until it does. Else None.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Final, Literal, TypedDict
 
 from .core.key import KeySpec
+from .core.rate import Rate
 from .errors import LockConflict, SingletonLockError, StoreError
 from .on_conflict import CancelRunning, OnConflict, Queue, Retry, Skip
 from .option_checks import at_least, choice, flag, positive, require, seconds, whole
@@ -109,14 +110,16 @@ class Policy:
         on_conflict: The rule that applies: the user's, unless ``unique="until_start"`` replaces it.
         given: Not an option: what users gave, in all layers. ``on_conflict`` and ``unique_for``
             depend on other options, so :func:`merge` derives both from it again for each layer.
-        is_plain: Not an option: whether a call needs no further step, because neither ``unique`` is
-            set nor a rule with a feature. One field costs less than two comparisons.
+        is_plain: Not an option: whether a call needs no further step, because neither ``unique``
+            nor ``rate`` is set, nor a rule with a feature. One field costs less than three
+            comparisons.
     """
 
     enabled: bool = option(True, flag)
     key: KeySpec = option(None)  # KeyMaker checks it, because it knows the signature.
     scope: str | None = option(None, _scope)
     limit: int = option(1, _limit)
+    rate: Rate | None = option(None, Rate.of)
     ttl: float = option(60.0, at_least, MIN_TTL, "; the lease is renewed every ttl/3")
     max_hold: float | None = option(None, positive, "None for no bound")
     min_hold: float = option(0.0, seconds)
@@ -158,7 +161,9 @@ class CallOptions(TypedDict, total=False):
 OPTIONS: Final = frozenset(f.name for f in fields(Policy) if f.metadata)
 CALL_OPTIONS: Final = frozenset(CallOptions.__annotations__)
 #: The options that may be set for all tasks of an app, as ``singleton_lock_<name>``.
-APP_OPTIONS: Final = OPTIONS - {"key", "scope", "limit", "min_hold", "debounce", "debounce_max"}
+APP_OPTIONS: Final = OPTIONS - {
+    *("key", "scope", "limit", "rate", "min_hold", "debounce", "debounce_max")
+}
 
 
 def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
@@ -197,7 +202,7 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
             policy,
             on_conflict=rule,
             unique_for=given.get("unique_for") or _default_unique_for(policy.debounce),
-            is_plain=policy.unique is None and not rule.has_feature,
+            is_plain=policy.unique is None and policy.rate is None and not rule.has_feature,
         )
         _check_together(policy)
     except (TypeError, ValueError) as exc:
@@ -411,12 +416,33 @@ def _check_together(policy: Policy) -> None:
             "so there is no fence; use limit=1"
         )
     policy.on_conflict.check(policy)
+    if policy.rate is not None:
+        _check_rate(policy, policy.rate)
     if policy.max_hold is not None and policy.max_hold < policy.min_hold:
         raise ValueError(f"max_hold={policy.max_hold} is shorter than min_hold={policy.min_hold}")
     if policy.debounce is not None or policy.debounce_max is not None:
         _check_debounce(policy)
     if policy.on_duplicate is OnDuplicate.REPLACE:
         _check_replace(policy)
+
+
+def _check_rate(policy: Policy, rate: Rate) -> None:
+    if "on_conflict" not in policy.given:
+        raise ValueError(
+            f'rate="{rate}" without on_conflict: its default, "skip", would drop each call above '
+            'the rate. Write on_conflict="queue", with which they wait in order, or "skip"'
+        )
+    rule = policy.on_conflict
+    if isinstance(rule, (Retry, CancelRunning)):
+        raise ValueError(
+            f'rate="{rate}" with on_conflict="{rule.action}": use "queue", with which calls wait '
+            "in order, each until the rate lets it start"
+        )
+    if policy.on_store_error is OnStoreError.RUN:
+        raise ValueError(
+            f'rate="{rate}" with on_store_error="run": the store counts the starts, so the task '
+            'can\'t run without it. Use on_store_error="retry" or "raise"'
+        )
 
 
 def _check_replace(policy: Policy) -> None:

@@ -25,6 +25,7 @@ from .core.keyspace import Keyspace
 from .core.locker import LeaseNotes, Locker
 from .core.outages import Outages
 from .core.process import Process, identity_of_this_process, processes, this_process
+from .core.rate import Rate
 from .core.store import Store
 from .errors import SettingsError, StoreError
 from .instrumentation import SINKS, has_observers, is_observed, send_worker_event
@@ -170,6 +171,12 @@ class Runtime:
     def worker(self) -> str:
         """The name of this process in records: the worker's name, outside workers the host's."""
         return Runtime.worker_name or self._host
+
+    def rate_of(self, scope: str) -> Rate | None:
+        """The rate of the tasks of ``scope``. The bootstep checks that all agree."""
+        tasks = self.scopes.get(scope)
+        rate = (tasks[-1].singleton or {}).get("rate") if tasks else None
+        return None if rate is None else Rate.of("rate", rate)
 
     def limit_of(self, scope: str) -> int:
         """The limit of the tasks of ``scope``; 1 by default. The bootstep checks that all agree."""

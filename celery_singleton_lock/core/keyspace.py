@@ -179,6 +179,12 @@ class Keyspace:
         return f"{shard}}}:last|{name}|{_printable(entry)}"
 
     @staticmethod
+    def rate(key: str) -> str:
+        """The time that the rate of ``key`` counts by (`core.rate`)."""
+        shard, _, name = key.partition("}:")
+        return f"{shard}}}:rate|{name}"
+
+    @staticmethod
     def release_note(key: str) -> str:
         """The operator's note on the last release of ``key``, which may be a claim."""
         shard, _, name = key.partition("}:")

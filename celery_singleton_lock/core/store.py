@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum, StrEnum, auto
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 from ..errors import StoreError
-from .call_queue import CallQueue
+from .call_queue import CallQueue, Hint
 from .lease import Holder, Kind, Lease, LossReason, OperatorRelease, Phase, Record, Token
 from .pauses import Pause, Pauses
+from .rate import Rate
 
 
 class Relation(StrEnum):
@@ -36,6 +37,7 @@ class Relation(StrEnum):
     LATER = "later"  # a later attempt of the same task holds it, or it is reserved for one
     NOT_DUE = "not_due"  # the message may not start yet
     PAUSED = "paused"  # the key, or its scope
+    RATE = "rate"  # the rate of the key lets no call start yet
     OTHER = "other"  # another task, or another call of this one
     QUEUED = "queued"  # the call has a place in the queue of the key, and the store has its message
     UNQUEUED = "unqueued"  # the call must wait, and the store does not have its message
@@ -60,6 +62,8 @@ RENEWED: Final = None
 #: an earlier try without a reply may have been carried out.
 OnReply: TypeAlias = Callable[[ReleaseReply | StoreError, bool], None]
 
+# The relations of a refusal by a pause or by the rate. The key may be free.
+_WITHOUT_HOLDER: Final = (Relation.PAUSED, Relation.RATE)
 #: What a login lacks that may not use keys of our names.
 NO_KEYS: Final = "keys"
 #: Seconds for which an operator's note on a release stays next to the key.
@@ -199,6 +203,8 @@ class Acquire:
 
     #: Whether the call has a place in the queue of its key (`core.call_queue`).
     queued: ClassVar[bool] = False
+    #: Whether the request is none of the subclasses below, as most are.
+    is_plain: ClassVar[bool] = True
 
     slots: tuple[str, ...]
     token: Token
@@ -222,6 +228,24 @@ class Acquire:
 
 
 @dataclass(slots=True, kw_only=True)
+class RatedAcquire(Acquire):
+    """A request for the lease of a key that has a rate. A grant counts as a start.
+
+    A repeated request for a lease that the token holds already counts once.
+    """
+
+    is_plain: ClassVar = False
+
+    rate: Rate
+
+
+def rated(request: Acquire, rate: Rate) -> RatedAcquire:
+    """``request``, for a key that has this rate."""
+    given = {one.name: getattr(request, one.name) for one in fields(request)}
+    return RatedAcquire(**given, rate=rate)
+
+
+@dataclass(slots=True, kw_only=True)
 class QueuedAcquire(Acquire):
     """A request for the lease of a call of a queue.
 
@@ -233,10 +257,13 @@ class QueuedAcquire(Acquire):
         most_begins: How often a run may begin by one message. None means without a limit.
         asked: The nonces with which this delivery has asked before, without a reply. It knows that
             no run began under a grant to them.
+        rate: The rate of the key; None: it has none.
     """
 
     queued: ClassVar = True
+    is_plain: ClassVar = False
 
+    rate: Rate | None = None
     late: bool = False
     most_begins: int | None = None
     asked: tuple[str, ...] = ()
@@ -249,6 +276,11 @@ class QueuedAcquire(Acquire):
         """As that of `Acquire`; the request names the former nonce."""
         token = replace(self.token, nonce=nonce)
         return replace(self, token=token, asked=(*self.asked, self.token.nonce))
+
+
+def rate_of(request: Acquire) -> Rate | None:
+    """The rate of the key that is asked for; None: it has none."""
+    return request.rate if isinstance(request, (RatedAcquire, QueuedAcquire)) else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -289,7 +321,9 @@ class Refused:
             all.
             With more than eight slots a store may leave out all but the leases that expire first:
             the lease of a dead process is not renewed, so it becomes one of them.
-        due_in: Seconds until the message may start; set only if the relation is NOT_DUE.
+        due_in: Seconds until the message may start; set only if the relation is NOT_DUE or RATE.
+        hint: The message of this call, which has a place in the queue of the key: it is to be
+            published for that time. None: the call has no place. Set only if the relation is RATE.
         pause: What keeps the call from starting; set only if the relation is PAUSED.
     """
 
@@ -297,11 +331,14 @@ class Refused:
     record: Record | None = None
     others: tuple[Record, ...] = ()
     due_in: float = field(init=False, repr=False, compare=False)
+    hint: Hint | None = field(init=False, repr=False, compare=False)
     pause: Pause = field(init=False, repr=False, compare=False)
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds until the pause ends; None: the key is not paused, or has no such end."""
+        """Seconds until the key's pause ends, or its rate lets a call start; None: unknown."""
+        if self.relation is Relation.RATE:
+            return self.due_in
         return self.pause.left if self.relation is Relation.PAUSED else None
 
     @property
@@ -309,9 +346,14 @@ class Refused:
         """The holder, as far as the store could read it."""
         return self.record.holder if self.record else Holder(task_id="an unknown holder")
 
+    @property
+    def known_holder(self) -> Holder:
+        """As :attr:`holder`; empty if no holder has refused the call."""
+        return Holder() if self.relation in _WITHOUT_HOLDER else self.holder
+
     def holder_for_error(self) -> dict[str, Any]:
-        """The holder as plain data; empty if the key is paused, and so may have none."""
-        return {} if self.relation is Relation.PAUSED else self.holder.for_error()
+        """The :attr:`known_holder` as plain data; an empty dict if there is none."""
+        return {} if self.relation in _WITHOUT_HOLDER else self.holder.for_error()
 
     def explain(self, key: str, limit: int) -> str:
         """Why ``key`` was refused, for an error: a clause.
@@ -322,6 +364,8 @@ class Refused:
         """
         if self.relation is Relation.PAUSED:
             return f"{key!r} is {self.pause}"
+        if self.relation is Relation.RATE:
+            return f"the rate of {key!r} lets its next call start in {self.due_in:.3g} s"
         is_claim = self.record is not None and self.record.kind is Kind.CLAIM
         if limit == 1 or is_claim or self.relation is not Relation.OTHER:
             return f"{key!r} is held by {self.holder}"
@@ -476,6 +520,7 @@ class Capabilities:
         renews_for_others: Whether a process can renew, by key and token alone, a lease that was
             granted to another process of its host. The parent heartbeat needs this. It is not
             possible if a lease ends with its holder's connection.
+        rates: Whether an acquire can count the starts of a key (``rate``).
         usable_before_fork: Whether a process may use the store and fork later. It may not if the
             client starts threads.
     """
@@ -487,6 +532,7 @@ class Capabilities:
     max_limit: int | None = None
     renewal_batch: int | None = None
     renews_for_others: bool = False
+    rates: bool = False
     usable_before_fork: bool = False
 
 

@@ -80,6 +80,8 @@ class Waiter:
             self._counted = False
         elif reply.relation is Relation.OTHER:
             self._counted = joins
+        elif reply.relation is Relation.RATE:
+            self._counted = False
         return reply
 
     def waited(self) -> float:
@@ -99,13 +101,15 @@ class Waiter:
 
     def queues(self, refused: Refused) -> bool:
         """Whether the store may wake this client before the next try."""
-        # Claims end without running release.lua, so nothing would wake this client.
-        return self._ticket is not None and not (
-            refused.record and refused.record.kind is Kind.CLAIM
-        )
+        # Claims end without running release.lua, and a rate by itself: nothing would wake this
+        # client.
+        is_claim = refused.record is not None and refused.record.kind is Kind.CLAIM
+        return self._ticket is not None and not is_claim and refused.relation is not Relation.RATE
 
     def pause(self, refused: Refused, longest: float) -> float:
         """Seconds until the next try; the arguments are those of :meth:`wait`."""
+        if refused.relation is Relation.RATE:
+            return min(longest, refused.due_in + _AFTER_THE_END)
         if self.queues(refused):
             # The ttl of a key without expiry (after an operator's PERSIST) is 0 here.
             ttl_left = (refused.record and refused.record.ttl) or _LONGEST_POLL

@@ -326,6 +326,9 @@ def _behind(facts: Facts, place: CallInQueue, holder: HeldKey | None) -> _Verdic
 def _next_in_queue(facts: Facts, place: CallInQueue) -> _Verdict:
     """Its key is free, and no call is before it."""
     text = f"It is the next call of {place.key}, which it joined{_ago(facts.now, place.since)}."
+    if place.starts_in > 0:
+        why = f"The rate of its key lets it start in {place.starts_in:.1f} s."
+        return _Verdict(Fate.QUEUED, [text, why], place.key)
     if place.state == "waiting":
         why = "Its message is published within seconds, by a worker that checks its queue."
         return _Verdict(Fate.QUEUED, [text, why], place.key)

@@ -44,6 +44,7 @@ _QUEUED: Final = (Phase.QUEUED, Phase.RETRYING)
 _OVERDUE_SHARE: Final = 0.1
 _FREE: Final = "free"
 _PAUSED: Final = "paused"
+_RATE_LIMITED: Final = "rate-limited"
 _EMPTY: Final = Depth(waiting=0, oldest_at=None)
 _STATES: Final = {
     Kind.LEASE: "running",
@@ -61,7 +62,8 @@ class HeldKey:
         key: The full key.
         state: ``running``, ``reserved for a retry``, ``reserved for a waiting client``,
             ``cooldown``, ``being killed``, or ``claim, <phase>``. If nothing holds the key but
-            calls wait in its queue, it is ``paused`` or ``free``, and ``task_id`` is the next one.
+            calls wait in its queue, it is ``paused``, ``rate-limited`` or ``free``, and ``task_id``
+            is the next one.
         phase: For a claim, ``queued``, ``running``, ``retrying`` or ``published``; else None.
         task: The task's name; empty for a ``hold()``.
         task_id: The task's id, or the id of the ``hold()``. It is empty if the key is reserved for
@@ -133,7 +135,7 @@ class HeldKey:
     @property
     def is_free(self) -> bool:
         """Whether nothing holds the key, but calls are in its queue."""
-        return self.state in (_FREE, _PAUSED)
+        return self.state in (_FREE, _PAUSED, _RATE_LIMITED)
 
     @property
     def is_claim(self) -> bool:
@@ -441,9 +443,10 @@ def _calls_in(depth: Depth | None, *, is_claim: bool) -> tuple[int | None, datet
 def _free(app: Celery, key: str, depth: Depth, paused: Sequence[Paused]) -> HeldKey:
     """A key that nothing holds, with the call that runs next, unless it is ``paused``."""
     call = queues.first_call(app, key)
+    state = _RATE_LIMITED if call and call.starts_in > 0 else _FREE
     free = HeldKey(
         key=key,
-        state=_PAUSED if any(one.includes(key) for one in paused) else _FREE,
+        state=_PAUSED if any(one.includes(key) for one in paused) else state,
         phase=None,
         task=call.task if call else "",
         task_id=call.task_id if call else "",

@@ -29,9 +29,6 @@ logger = logging.getLogger("celery_singleton_lock")
 
 # Seconds until the next sweep of a key whose call could not be published.
 _AGAIN: Final = 1.0
-# Seconds. A message that arrives before its key is free, because the worker's clock is ahead, is
-# dropped, and the call waits for a sweep.
-_CLOCKS_DIFFER: Final = 0.02
 #: The number of publications of a message without a run that is reported: after five minutes.
 STALLED_AFTER: Final = 3
 
@@ -64,7 +61,7 @@ def publish_hint(app: Any, queue: CallQueue, hint: Hint, producer: Any = None) -
             return True
         eta = None
         if hint.countdown:
-            eta = Runtime.of(app).clock.wall() + hint.countdown + _CLOCKS_DIFFER
+            eta = Runtime.of(app).clock.wall() + hint.countdown
         options = {"eta": eta, "queues": app.amqp.queues, "retry": False}
         if producer is not None:
             message.publish(producer, **options)

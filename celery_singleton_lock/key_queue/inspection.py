@@ -61,6 +61,7 @@ class CallInQueue:
         has_begun: Whether this attempt has begun.
         broker: The URL of the caller's broker, without the password.
         call_id: The name of the call in the store (``Token.call_id``).
+        starts_in: Seconds until the rate of the key lets the first call start. 0 for other calls.
     """
 
     key: str
@@ -74,6 +75,7 @@ class CallInQueue:
     has_begun: bool
     broker: str
     call_id: str
+    starts_in: float = 0.0
 
     @classmethod
     def of(cls, call: QueuedCall) -> CallInQueue:
@@ -91,6 +93,7 @@ class CallInQueue:
             has_begun=call.has_begun,
             broker=message.broker if message else "",
             call_id=call.call_id,
+            starts_in=call.countdown,
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import fields
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from celery.exceptions import Ignore
 
@@ -26,6 +26,11 @@ from ..run_feature import Ending, Feature, Run
 from .hint import publish_hint
 from .join import claim_of
 from .sweep import PARKED
+
+# Seconds by which the clocks of hosts with NTP differ at most.
+_CLOCKS_DIFFER: Final = 1.0
+# Seconds: the times of the store are in whole milliseconds.
+_AFTER_THE_TIME: Final = 0.001
 
 
 class QueueFeature(Feature):
@@ -101,6 +106,8 @@ class QueueFeature(Feature):
             self._drop("lost")  # a sweep stores its failure, and publishes the next call
         if relation is Relation.QUEUED:
             self._drop("queued")
+        if relation is Relation.RATE and refused.hint is not None:
+            return self._too_early(refused, refused.hint)
         if relation not in (Relation.UNQUEUED, Relation.PAUSED):
             return False
         if (obstacle := why_not(self.run.task, self.run.request)) is not None:
@@ -123,6 +130,20 @@ class QueueFeature(Feature):
                 self.run.emit(EventName.JOINED, position=depth)
             raise Ignore
         self._drop("done")
+
+    def _too_early(self, refused: Refused, hint: Hint) -> bool:
+        """The rate of the key lets no call start yet: have the message arrive when it does.
+
+        One that has come with a delay is early because clocks differ. It waits here for a moment:
+        published again, it would come back at once, again and again.
+        """
+        run = self.run
+        if run.request.eta:
+            run.runtime.clock.sleep(min(refused.due_in, _CLOCKS_DIFFER) + _AFTER_THE_TIME)
+            if refused.due_in <= _CLOCKS_DIFFER:
+                return True
+        publish_hint(run.task.app, self._queue, hint)
+        self._drop("rate")
 
     def requeue(self, copy: Delivery) -> None:
         """Keep the copy in the store: copies of the older message are refused from now on."""

@@ -20,12 +20,22 @@ _MARK: Final = "__singleton__"
 _SKIPPED: Final = "skipped"
 
 
-def skipped_value(task: str, key: str, holder: Holder, phase: str | None = None) -> dict[str, Any]:
+def skipped_value(
+    task: str,
+    key: str,
+    holder: Holder,
+    phase: str | None = None,
+    retry_after: float | None = None,
+) -> dict[str, Any]:
     """The value of a call of ``task`` that was skipped because ``holder`` has ``key``.
 
     With ``phase``, the holder is the message that has the claim: the call is a duplicate of it.
+    With ``retry_after``, nobody refused the call, but the rate of the key, for so many seconds.
     """
-    value = {_MARK: _SKIPPED, "task": task, "key": key, "holder": holder.for_error()}
+    value: dict[str, Any] = {_MARK: _SKIPPED, "task": task, "key": key}
+    if retry_after is not None:
+        return {**value, "holder": {}, "retry_after": round(retry_after, 3)}
+    value["holder"] = holder.for_error()
     return value if phase is None else {**value, "phase": phase}
 
 

@@ -18,7 +18,8 @@ from .bridge import Bridge, Existing, Terms, claim, client_of, refuse_unknown
 logger = logging.getLogger("celery_singleton_lock")
 
 _RATE: Final = (
-    "a rate limit is no lock. Keep celery-heimdall for this task, or use Celery's rate_limit"
+    'a rate limit moves without this class: write @singleton_task(rate=Rate("10/m", burst=10), '
+    'on_conflict="queue") for "times": 10, "per": 60'
 )
 _UNIQUE: Final = (
     *("key", "lock_prefix", "unique", "unique_lock_blocking", "unique_lock_timeout"),

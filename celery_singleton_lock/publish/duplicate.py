@@ -228,7 +228,8 @@ def _result_meta(runtime: Runtime, task_id: str, task: str) -> Mapping[str, Any]
             finally:
                 if is_apps_own:
                     idle.append(backend)
-        if django_db := sys.modules.get("django.db"):
+        django_db = sys.modules.get("django.db")
+        if django_db and sys.modules["django.conf"].settings.configured:
             # The backend may be in Django's database. Django closes connections at the end of
             # a request; those of another thread stay open until they are collected.
             django_db.connections.close_all()

@@ -11,6 +11,7 @@ from ..core.clock import Clock
 from ..core.store import Acquire, Capabilities, Granted, QueuedAcquire, Refused
 from .memory_pauses import MemoryPauses
 from .memory_queue import MemoryCallQueue
+from .memory_rates import MemoryRates
 from .transitions import Draft, Entry, Transition, TransitionLeases, TransitionStore
 
 Reply = TypeVar("Reply")
@@ -24,9 +25,13 @@ class MemoryLeases(TransitionLeases):
     """The leases. The queue decides about those of its calls."""
 
     def __init__(
-        self, store: TransitionStore, queue: MemoryCallQueue, pauses: MemoryPauses
+        self,
+        store: TransitionStore,
+        queue: MemoryCallQueue,
+        pauses: MemoryPauses,
+        rates: MemoryRates,
     ) -> None:
-        super().__init__(store, pauses.of)
+        super().__init__(store, pauses.of, rates.start)
         self._queue = queue
 
     def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
@@ -43,7 +48,7 @@ class MemoryStore(TransitionStore):
         fence_base: Fences are above this number.
     """
 
-    capabilities = Capabilities(fence=True, name="memory")
+    capabilities = Capabilities(fence=True, name="memory", rates=True)
 
     def __init__(self, clock: Clock, *, fence_base: int = 0) -> None:
         super().__init__()
@@ -54,11 +59,12 @@ class MemoryStore(TransitionStore):
         self._sweep_at = _SWEEP_AT
         self._guard = threading.RLock()
         self.pauses = pauses = MemoryPauses(clock, self._guard)
-        self.leases = TransitionLeases(self, pauses.of)
+        rates = MemoryRates(clock)
+        self.leases = TransitionLeases(self, pauses.of, rates.start)
         self.call_queue = MemoryCallQueue(
-            clock, self._guard, self.leases, self.claims, self.operators, pauses
+            clock, self._guard, self.leases, self.claims, self.operators, pauses, rates
         )
-        self.leases = MemoryLeases(self, self.call_queue, pauses)
+        self.leases = MemoryLeases(self, self.call_queue, pauses, rates)
 
     def transact(self, transition: Transition[Reply], timeout: float) -> tuple[Reply, int]:
         with self._guard:

@@ -22,6 +22,7 @@ from ..core.clock import Clock
 from ..core.keyspace import Keyspace
 from ..core.lease import Kind, Phase, Token
 from ..core.pauses import Pause
+from ..core.rate import Rate
 from ..core.store import (
     ClaimChange,
     Claims,
@@ -35,6 +36,7 @@ from ..core.store import (
     ReleaseReply,
 )
 from .memory_pauses import MemoryPauses
+from .memory_rates import MemoryRates
 
 #: Seconds until the first hint is late. The time grows fourfold.
 _DEADLINE: Final = 60.0
@@ -43,12 +45,14 @@ _MOST_GROWTH: Final = 6
 _WEEK: Final = 7 * 86400.0
 #: Seconds that the message of the next call is delayed at most. After a longer time a sweep is due.
 _LONGEST_DELAY: Final = 60.0
+#: Seconds. A message that arrives before its key is free is dropped; its call waits for a sweep.
+_CLOCKS_DIFFER: Final = 0.02
 #: Seconds between two sweeps while a client without a place holds the key.
 _FOREIGN: Final = 1.0
 #: Seconds from the end of the lease of a call, which is acknowledged early, until it is lost.
 _OVERDUE_FOR: Final = 5.0
-#: Seconds between two sweeps of a key that is paused.
-_PAUSED: Final = 3600.0
+#: Seconds between two sweeps of a key that is paused, or whose rate lets no call start for longer.
+_LONGEST_UNSWEPT: Final = 3600.0
 # The states of a call that has begun.
 _BEGUN: Final = ("b", "o")
 # Refusals that say more of a message than that its call waits.
@@ -103,7 +107,7 @@ class _Call:
         self.nonce = token.nonce
 
     def consume(self) -> None:
-        """A copy of its message ends here, because the key is paused."""
+        """A copy of its message ends here, because its call may not start."""
         if self.state == "h":
             self.copies = max(self.copies - 1, 0)
             self.state = "h" if self.copies else "w"
@@ -120,10 +124,11 @@ class _Call:
 
 @dataclass(slots=True)
 class _Queue:
-    """The calls of one key in order, and the time of the next sweep at it."""
+    """The calls of one key in order, when it is swept next, and the rate if it has one."""
 
     calls: dict[str, _Call] = field(default_factory=dict)
     due: float = 0.0
+    rate: Rate | None = None
 
     @property
     def head(self) -> _Call | None:
@@ -161,6 +166,7 @@ class MemoryCallQueue(CallQueue):
         claims: Its claims.
         operators: Frees keys.
         pauses: Its pauses.
+        rates: Its rates.
     """
 
     def __init__(
@@ -171,10 +177,11 @@ class MemoryCallQueue(CallQueue):
         claims: Claims,
         operators: Operators,
         pauses: MemoryPauses,
+        rates: MemoryRates,
     ) -> None:
         self._clock, self._guard = clock, guard
         self._leases, self._claims, self._operators = leases, claims, operators
-        self._inspect, self._pause_of = leases.inspect, pauses.of
+        self._inspect, self._pause_of, self._rates = leases.inspect, pauses.of, rates
         self._queues: dict[str, _Queue] = {}
         self._ends: dict[tuple[str, str], _CallEnd] = {}
 
@@ -207,17 +214,36 @@ class MemoryCallQueue(CallQueue):
                 queue.calls[token.call_id], self._queues[key] = call, queue
                 call.begin(request, is_repeated=was_granted)
                 self._is_held(key, queue)
+                queue.rate = request.rate
             elif reply.relation is Relation.DONE:
                 queue.due = self._clock.now()
                 self._drop(key, call)
             elif reply.relation not in _ENDS:
-                if reply.relation is not Relation.PAUSED:
+                if reply.relation not in (Relation.PAUSED, Relation.RATE):
                     self._is_held(key, queue)
                 elif token.call_id in queue.calls:
-                    call.consume()
-                    queue.due = self._after(reply.pause)
-                reply.relation = kept
+                    self._may_not_start(request, queue, call, reply, kept)
+                if reply.relation is not Relation.RATE or reply.hint is None:
+                    reply.relation = kept
             return reply
+
+    def _may_not_start(
+        self, request: QueuedAcquire, queue: _Queue, call: _Call, refused: Refused, kept: Relation
+    ) -> None:
+        """The key is paused, or its rate lets no call start: note when the call is published."""
+        queue.rate = request.rate
+        if refused.relation is Relation.PAUSED:
+            call.consume()
+            queue.due = self._after(refused.pause)
+        elif kept is Relation.QUEUED and refused.due_in <= _LONGEST_DELAY:
+            # The copy that is published takes the place of the one that has asked.
+            call.copies = max(call.copies, 1)
+            self._published(queue, call, refused.due_in)
+            hint = call.hint(request.slots[0])
+            refused.hint = replace(hint, countdown=refused.due_in)
+        elif kept is Relation.QUEUED:
+            call.consume()
+            queue.due = self._clock.now() + min(refused.due_in, _LONGEST_UNSWEPT)
 
     def release(
         self, request: QueuedRelease, /, *, timeout: float = 0
@@ -228,16 +254,18 @@ class MemoryCallQueue(CallQueue):
             end, call = self._end_of(key, token.call_id), self._call(key, token.call_id)
             reply, hinted = self._leases.release(request, timeout=timeout), None
             cools = self._cooling(key)
+            left = self._rate_left(key, self._queues.get(key, _Queue()))
+            delay = max(cools + _CLOCKS_DIFFER if cools else 0.0, left)
             if end and end.nonce == token.nonce and request.ended_ttl is not None:
                 # Repeated, because its reply was lost.
                 reply, found = ReleaseReply.OURS, self._call(key, end.hinted)
                 hinted = found if found and found.state == "h" else None
             elif call is not None:
-                hinted = self._released(request, call, reply, cools)
-        return reply, None if hinted is None else replace(hinted.hint(key), countdown=cools)
+                hinted = self._released(request, call, reply, delay)
+        return reply, None if hinted is None else replace(hinted.hint(key), countdown=delay)
 
     def _released(
-        self, request: QueuedRelease, call: _Call, reply: ReleaseReply, cools: float
+        self, request: QueuedRelease, call: _Call, reply: ReleaseReply, delay: float
     ) -> _Call | None:
         """Whether a call whose lease was released goes on; returns the call to publish next."""
         key, token, ended_ttl = request.keys[0], request.token, request.ended_ttl
@@ -256,7 +284,7 @@ class MemoryCallQueue(CallQueue):
         if is_undone:
             call.begins -= 1
         if ended_ttl is not None and not is_newer:
-            return self._take_out(key, call, token, ended_ttl, request.may_return_from, cools)
+            return self._take_out(key, call, token, ended_ttl, request.may_return_from, delay)
         self._queues[key].due = self._clock.now() + _DEADLINE + request.due_in
         if has_begun and (call.late or not request.has_begun):
             call.state = "h"  # the broker delivers its message again
@@ -320,7 +348,8 @@ class MemoryCallQueue(CallQueue):
         self, key: str, *, first: int = 0, most: int, messages: bool = True, timeout: float
     ) -> list[QueuedCall]:
         with self._guard:
-            calls = [*self._queues.get(key, _Queue()).calls.values()][first : first + most]
+            queue = self._queues.get(key, _Queue())
+            calls, left = [*queue.calls.values()][first : first + most], self._rate_left(key, queue)
         return [
             QueuedCall(
                 key=key,
@@ -331,6 +360,7 @@ class MemoryCallQueue(CallQueue):
                 position=position,
                 joined_at=call.joined_at,
                 state=CallState(call.state),
+                countdown=0.0 if position else left,
             )
             for position, call in enumerate(calls, first)
         ]
@@ -462,8 +492,12 @@ class MemoryCallQueue(CallQueue):
 
     def _after(self, pause: Pause) -> float:
         """When a queue is swept whose key is paused, unless it is resumed before."""
-        left = _PAUSED if pause.left is None else min(pause.left, _PAUSED)
+        left = _LONGEST_UNSWEPT if pause.left is None else min(pause.left, _LONGEST_UNSWEPT)
         return self._clock.now() + left
+
+    def _rate_left(self, key: str, queue: _Queue) -> float:
+        """Seconds until the rate of a key lets its next call start."""
+        return 0.0 if queue.rate is None else self._rates.left(key, queue.rate)
 
     def _cooling(self, key: str) -> float:
         """Seconds for which a key cools down after a call; 0 if it does not."""
@@ -479,11 +513,19 @@ class MemoryCallQueue(CallQueue):
         if head.state == "x" or not head.message:
             queue.due = self._clock.now() + (_DEADLINE if head.state == "x" else 0.0)
             return None
-        head.state, head.copies = "h", head.copies + 1
+        if delay > _LONGEST_DELAY:
+            queue.due = self._clock.now() + min(delay, _LONGEST_UNSWEPT)
+            return None
+        head.copies += 1
         head.repeated = head.repeated or head.copies > 1
-        growth = 4 ** min(head.copies - 1, _MOST_GROWTH)
-        queue.due = self._clock.now() + _DEADLINE * growth + delay
+        self._published(queue, head, delay)
         return head
+
+    def _published(self, queue: _Queue, call: _Call, delay: float) -> None:
+        """Note that the message of a call is published, and is to arrive in ``delay`` seconds."""
+        call.state = "h"
+        growth = 4 ** min(call.copies - 1, _MOST_GROWTH)
+        queue.due = self._clock.now() + _DEADLINE * growth + delay
 
     def _take_out(
         self,
@@ -492,19 +534,20 @@ class MemoryCallQueue(CallQueue):
         token: Token,
         ttl: float,
         may_return_from: int | None,
-        cools: float = 0.0,
+        delay: float = 0.0,
     ) -> _Call | None:
         """Take out a call that has ended; returns the call that is hinted next.
 
-        Its message is delayed while the key cools down, unless that is long.
+        Its message is delayed while the key cools down, or its rate lets no call start, unless that
+        is long.
         """
         was_head = self._queues[key].head is call
         self._drop(key, call)
         queue = self._queues.get(key)
         hinted = None
         if queue and was_head:
-            is_delayed = 0.0 < cools <= _LONGEST_DELAY
-            hinted = self._hint(key, queue, is_own=is_delayed, delay=cools)
+            is_cooling = 0.0 < self._cooling(key) <= _LONGEST_DELAY
+            hinted = self._hint(key, queue, is_own=is_cooling, delay=delay)
         first, following = None, hinted.call_id if hinted else ""
         if may_return_from is not None:
             first = (token.nesting, may_return_from)

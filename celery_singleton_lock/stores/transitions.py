@@ -17,6 +17,7 @@ from typing import Final, Generic, TypeVar
 from ..core.keyspace import Keyspace
 from ..core.lease import Holder, Kind, Lease, LossReason, OperatorRelease, Phase, Record, Token
 from ..core.pauses import Pause
+from ..core.rate import Rate
 from ..core.store import (
     RELEASE_NOTE_TTL,
     RENEWED,
@@ -39,6 +40,7 @@ from ..core.store import (
     Schedule,
     Store,
     Trace,
+    rate_of,
 )
 from ..errors import StoreError
 
@@ -301,12 +303,17 @@ class TransitionLeases(Leases):
     Args:
         store: The store.
         pause_of: Returns the pause of a key, or of its scope; None: there is none.
+        start: Counts a start of a key that has a rate, and returns 0; or returns the seconds until
+            a call may start.
     """
 
     def __init__(
-        self, store: TransitionStore, pause_of: Callable[[str], Pause | None] = lambda key: None
+        self,
+        store: TransitionStore,
+        pause_of: Callable[[str], Pause | None] = lambda key: None,
+        start: Callable[[str, Rate], float] = lambda key, rate: 0.0,
     ) -> None:
-        self._store, self._pause_of = store, pause_of
+        self._store, self._pause_of, self._start = store, pause_of, start
 
     def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
         completion = Keyspace.completion(request.slots[0], request.token.attempt)
@@ -315,7 +322,7 @@ class TransitionLeases(Leases):
         is_first = request.claim is None and request.token.retries == 0 and request.sequence == 0
         transition = Transition(
             (completion, *request.slots, *_claim_keys(request.claim)),
-            lambda draft: _acquire(draft, request, completion, self._pause_of),
+            lambda draft: _acquire(draft, request, completion, self._pause_of, self._start),
             likely_free=request.slots[0] if is_first and len(request.slots) == 1 else "",
         )
         reply, number = self._store.transact(transition, timeout)
@@ -468,6 +475,7 @@ def _acquire(
     request: Acquire,
     completion_key: str,
     pause_of: Callable[[str], Pause | None],
+    start: Callable[[str, Rate], float],
 ) -> Granted | Refused:
     """Take a free slot, or the slot that the token holds or that is reserved for its attempt."""
     completion = draft.value(completion_key, Completion)
@@ -487,7 +495,9 @@ def _acquire(
         # Also if another call holds the key: a call is not dropped because of it during a pause.
         assert pause is not None
         return _paused(pause)
-    return _grant(draft, request, slot)
+    rate = None if is_held else rate_of(request)
+    left = 0.0 if rate is None else start(request.slots[0], rate)
+    return _too_early(draft, request, left) if left else _grant(draft, request, slot)
 
 
 def _choose(draft: Draft, request: Acquire) -> Refused | tuple[str | None, Record | None]:
@@ -525,6 +535,19 @@ def _paused(pause: Pause) -> Refused:
     return refused
 
 
+def _too_early(draft: Draft, request: Acquire, left: float) -> Refused:
+    _free_claim(draft, request)
+    refused = Refused(relation=Relation.RATE)
+    refused.due_in, refused.hint = left, None
+    return refused
+
+
+def _free_claim(draft: Draft, request: Acquire) -> None:
+    """Free the claim of a message that ends with its refusal."""
+    if request.claim is not None and request.frees_claim:
+        draft.change_claim(replace(request.claim, phase=None), request.token.call_id)
+
+
 def _relation(record: Record | None, token: Token) -> Relation | None:
     """How the delivery ``token`` relates to the content of a slot; None if it may take the slot."""
     # Other values are forged or foreign: claims and completion records have keys of their own.
@@ -558,8 +581,7 @@ def _grant(draft: Draft, request: Acquire, slot: str) -> Granted:
 def _refused_by_other(draft: Draft, request: Acquire, key: str) -> Refused:
     record = draft.record(key)
     others = map(draft.record, request.slots[1:] if key == request.slots[0] else ())
-    if request.claim is not None and request.frees_claim:
-        draft.change_claim(replace(request.claim, phase=None), request.token.call_id)
+    _free_claim(draft, request)
     return Refused(
         relation=Relation.OTHER, record=record, others=tuple(other for other in others if other)
     )

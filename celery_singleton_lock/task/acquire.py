@@ -34,6 +34,7 @@ from .cancel_running import CancelRunningFeature
 from .conflict import decide, is_overtaken
 from .ending import leave_queue
 from .period import Period
+from .rate import RateFeature
 from .replace import NewestArguments
 from .requeue import requeue
 from .run_state import Asking, Holding
@@ -49,6 +50,7 @@ FEATURES: Final[Sequence[Callable[[TaskRun], Feature | None]]] = (
     Period.of,
     NewestArguments.of,
     CancelRunningFeature.of,
+    RateFeature.of,
     QueueFeature.of,
 )
 
@@ -65,6 +67,7 @@ _OF_ANY_MESSAGE: Final = (
     Relation.NOT_DUE,
     Relation.UNQUEUED,
     Relation.PAUSED,
+    Relation.RATE,
 )
 
 
@@ -286,14 +289,16 @@ def _decision_about(
     if any(feature.refused(refused) for feature in run.features):
         return None
     if ahead is None or refused.relation is not Relation.OTHER:
-        return _decide(run, refused.relation, waited)
+        return _decide(run, refused.relation, waited, refused.retry_after or 0.0)
     return ahead
 
 
-def _decide(run: TaskRun, relation: Relation, waited: float) -> Decision:
+def _decide(run: TaskRun, relation: Relation, waited: float, due_in: float = 0.0) -> Decision:
     rule, wall = run.policy.on_conflict, run.runtime.clock.wall()
     reason = why_not(run.task, run.request)
-    return decide(relation, run.delivery, rule, no_requeue=reason, wall=wall, waited=waited)
+    return decide(
+        relation, run.delivery, rule, no_requeue=reason, wall=wall, waited=waited, due_in=due_in
+    )
 
 
 def _retain(run: TaskRun, request: Acquire, error: StoreError, failures: int) -> Acquire:
@@ -342,7 +347,7 @@ def _renamed(run: TaskRun) -> Token:
 
 def _refuse(run: TaskRun, decision: Decision, refused: Refused) -> Any:
     """Carry out the decision; return the value of a skipped call."""
-    holder, outcome = refused.holder, decision.outcome
+    holder, outcome = refused.known_holder, decision.outcome
     if outcome is Outcome.DROP:
         run.emit(EventName.DROPPED, reason=decision.reason)
         if refused.relation is Relation.DONE:
@@ -353,7 +358,7 @@ def _refuse(run: TaskRun, decision: Decision, refused: Refused) -> Any:
         leave_queue(run, states.FAILURE, None)  # a period has refused it, in its turn
     if outcome is Outcome.SKIP:
         phase = refused.record.phase if refused.record else None
-        return skipped_value(run.task.name, run.key, holder, phase)
+        return skipped_value(run.task.name, run.key, holder, phase, refused.retry_after)
     if outcome is Outcome.REVOKE:
         run.revoke(refused.explain(run.key, run.policy.limit))
         raise Ignore
@@ -375,4 +380,4 @@ def _report_conflict(run: TaskRun, decision: Decision, refused: Refused) -> None
     data: dict[str, Any] = {"outcome": str(decision.outcome), "reason": decision.reason}
     if run.delivery.tries or run.delivery.since is not None:
         data["again"] = True
-    run.emit(EventName.CONFLICT, holder=refused.holder, **data)
+    run.emit(EventName.CONFLICT, holder=refused.known_holder, **data)

@@ -8,6 +8,8 @@ The first row that matches applies::
     queue for this call                                         requeued; it is never skipped
     an earlier attempt of the same task has it                  requeued, shortly
     another delivery of the same attempt has it                 requeued, until that one ends
+    the rate lets no call start, and this work may have begun   requeued, until it does
+    the rate lets no call start                                 the policy's on_conflict
     another holder, and this work may have begun                requeued; it is never skipped
     another holder                                              the policy's on_conflict
 """
@@ -41,6 +43,7 @@ def decide(
     no_requeue: str | None,
     wall: float,
     waited: float,
+    due_in: float = 0.0,
 ) -> Decision:
     """Decide by the table.
 
@@ -51,19 +54,25 @@ def decide(
         no_requeue: Why the message can't be requeued (LockConflict then); None: it can.
         wall: Seconds since the epoch, for ``max_wait``.
         waited: Seconds for which this delivery has blocked the worker, for ``timeout``.
+        due_in: Seconds until the rate lets a call start.
     """
     if relation in (Relation.DONE, Relation.SUPERSEDED, Relation.LATER):
         return Decision(Outcome.DROP, _REASONS[relation], delivery)
     if relation is Relation.PAUSED and no_requeue is None:
         return Decision(Outcome.REQUEUED, "paused", delivery, PAUSED, queues_claim=True)
-    if relation is Relation.OTHER and not delivery.started:
-        return rule.decide(Conflict(delivery, no_requeue, wall, waited))
+    if relation in (Relation.OTHER, Relation.RATE) and not delivery.started:
+        decision = rule.decide(Conflict(delivery, no_requeue, wall, waited))
+        is_rate = relation is Relation.RATE and decision.reason == "conflict"
+        return replace(decision, reason="rate") if is_rate else decision
     if no_requeue is not None:
         return Decision(Outcome.RAISE, no_requeue, delivery)
     started = replace(delivery, started=True, last=wall)
     if relation is Relation.OTHER:
         reason = "started work is not skipped"
         return Decision(Outcome.REQUEUED, reason, started, queues_claim=True)
+    if relation is Relation.RATE:
+        # Half of a pace is jitter: the copies of several calls come one after the other.
+        return Decision(Outcome.REQUEUED, "rate", started, (2 * due_in, 2 * due_in), True)
     pace = SHORTLY if relation is Relation.EARLIER else AGAIN
     return Decision(Outcome.REQUEUED, _REASONS[relation], started, pace)
 

@@ -19,7 +19,7 @@ from ..core.heartbeat import LossHandler
 from ..core.keyspace import Keyspace
 from ..core.lease import Holder, Lease, Token
 from ..core.locker import Locker
-from ..core.store import Acquire, Refused, Release
+from ..core.store import Acquire, Refused, Release, rated
 from ..core.waiter import Waiter
 from ..errors import LeaseLost, LockConflict, NoLease, StoreError
 from ..message.header import mint_nonce
@@ -122,7 +122,7 @@ class Block:
 
     def _request(self, runtime: Runtime, full_key: str) -> Acquire:
         nonce = mint_nonce()
-        return Acquire(
+        request = Acquire(
             slots=runtime.keyspace.slots(full_key, runtime.limit_of(self.scope)),
             token=Token(f"hold-{nonce}", 0, 0, nonce),
             holder=Holder(
@@ -134,6 +134,8 @@ class Block:
             ),
             ttl=self.ttl or runtime.settings.policy.ttl,
         )
+        rate = runtime.rate_of(self.scope)
+        return request if rate is None else rated(request, rate)
 
     def enter(self) -> Lease:
         """Make the lease the innermost one of this context."""

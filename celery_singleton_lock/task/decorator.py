@@ -57,6 +57,7 @@ def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any
         scope: Namespace of the key; tasks may share it. Default: the task's name.
         limit: How many calls of a key may run at the same time. Default: 1.
         ttl: How long a dead worker can block its key, in seconds. Default: 60.
+        rate: How many calls of a key may start in a time, such as "10/m". Default: no limit.
         max_hold: The longest a run may hold its key, in seconds. Default: hard time limit + ttl.
         min_hold: How long a key stays taken from the start of a run, in seconds. Default: 0.
         on_conflict: What a call does when another one holds its key. Default: "skip".

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict
 
 from ..core.key import KeySpec
+from ..core.rate import Rate
 from ..policy import CallOptions
 
 
@@ -30,6 +31,8 @@ class LockOptions(CallOptions, total=False):
     """Namespace of the key; tasks may share it. Default: the task's name."""
     limit: int
     """How many calls of a key may run at the same time. Default: 1."""
+    rate: Rate | str | float | None
+    """How many calls of a key may start in a time, such as "10/m". Default: no limit."""
     max_hold: float | timedelta | None
     """The longest a run may hold its key, in seconds. Default: hard time limit + ttl."""
     min_hold: float | timedelta

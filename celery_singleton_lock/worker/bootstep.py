@@ -23,6 +23,7 @@ from ..core import observers
 from ..core.fork_locks import FORK_LOCKS
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Token
+from ..core.rate import Rate
 from ..core.store import Acquire, Release, Store
 from ..errors import DOCS, SettingsError, StoreError, StoreUnavailable
 from ..instrumentation import EventPipe
@@ -208,12 +209,13 @@ def check_tasks(app: Celery, store: Store) -> None:
 def task_problems(app: Celery, store: Store) -> Iterator[str]:
     """Yield why no worker starts with the tasks of ``app``.
 
-    Tasks of one scope have unequal limits, a task contradicts the app's settings, a task needs a
-    capability that the store lacks, or a plain task has a singleton task as its function. A task
-    that is switched off runs as a plain one, and needs no store.
+    Tasks of one scope have unequal limits or rates, a task contradicts the app's settings, a task
+    needs a capability that the store lacks, or a plain task has a singleton task as its function. A
+    task that is switched off runs as a plain one, and needs no store.
     """
     yield from _problems_of_plain_tasks(app)
     limits: dict[str, tuple[int, str]] = {}
+    rates: dict[str, tuple[Rate | None, str]] = {}
     queues: dict[str, tuple[bool, str]] = {}
     for task in singleton_tasks(app):
         try:
@@ -230,6 +232,12 @@ def task_problems(app: Celery, store: Store) -> Iterator[str]:
             yield (
                 f"{task.name} has limit={policy.limit} and {other} has limit={limit}, but both are "
                 f"in scope {scope!r}: give them one limit, or two scopes"
+            )
+        rate, other = rates.setdefault(scope, (policy.rate, task.name))
+        if rate != policy.rate:
+            yield (
+                f"{task.name} has {_rate_of(policy.rate)} and {other} has {_rate_of(rate)}, but "
+                f"both are in scope {scope!r}: give them one rate, or two scopes"
             )
         is_queued = isinstance(policy.on_conflict, Queue)
         queued, other = queues.setdefault(scope, (is_queued, task.name))
@@ -290,6 +298,11 @@ def _check_capabilities(task: str, policy: Policy, store: Store) -> None:
             f"{task} has needs_fence=True, but the store ({able.name}) has no fencing tokens: "
             "choose a store that has, or drop needs_fence"
         )
+    if policy.rate is not None and not able.rates:
+        raise SettingsError(
+            f'{task} has rate="{policy.rate}", but the store ({able.name}) can\'t count the starts '
+            "of a key in one step with its lock: use Redis, Valkey, Sentinel or Cluster"
+        )
     if isinstance(policy.on_conflict, Queue):
         call_queue(task, store)
     if isinstance(policy.on_conflict, CancelRunning) and store.newest_calls is None:
@@ -297,6 +310,10 @@ def _check_capabilities(task: str, policy: Policy, store: Store) -> None:
             f'{task} has on_conflict="cancel_running", but the store ({able.name}) does not keep '
             'the order of calls: use Redis, Valkey, Sentinel or Cluster, or on_conflict="wait"'
         )
+
+
+def _rate_of(rate: Rate | None) -> str:
+    return "no rate" if rate is None else f'rate="{rate}"'
 
 
 def _is_queued(task: Any) -> bool:

@@ -16,14 +16,17 @@ import pytest
 import redis
 
 from celery_singleton_lock.core.keyspace import Keyspace
-from celery_singleton_lock.core.lease import Kind, Phase
+from celery_singleton_lock.core.lease import Holder, Kind, Phase, Token
 from celery_singleton_lock.core.pauses import Pause
+from celery_singleton_lock.core.rate import Rate
 from celery_singleton_lock.core.store import (
+    Acquire,
     AuthorizeRun,
     CompletionState,
     NewestCall,
     ReleaseReply,
     ReplaceArguments,
+    rated,
 )
 from celery_singleton_lock.stores.redis import scripts as module
 from celery_singleton_lock.stores.redis.scripts import Script
@@ -203,6 +206,34 @@ def pause(store: RedisStore) -> None:
         store.pauses.resume(name, timeout=TIMEOUT)
 
 
+def start_at_a_rate(store: RedisStore) -> None:
+    """Starts of a key are counted: without a place, with one, and with arguments."""
+    key, rate, waiter = new_key(), Rate("10/m"), new_token()
+    holder = new_token()
+    options: Any = {"holder": Holder(), "ttl": LONG}
+
+    def asked(token: Token, **more: Any) -> None:
+        request = rated(Acquire(slots=(key,), token=token, **options, **more), rate)
+        store.leases.acquire(request, timeout=TIMEOUT)
+
+    asked(holder)
+    asked(waiter, wait_ttl=WAITS)
+    give(store, key, holder)
+    asked(waiter, wait_ttl=WAITS, handoff=holder.nonce)
+    assert store.leases.inspect(key) is None
+    key, claim = new_claim()
+    token = new_token()
+    arguments = Keyspace.arguments(claim, token.call_id)
+    take_claim(store, claim, token, arguments=arguments)
+    for one in (token, new_token()):
+        asked(one, claim=replace(freed(claim), arguments=arguments))
+        give(store, key, one)
+    calls = Calls(store)
+    for one in calls.joined(2):
+        calls.ask(one, rate=rate)
+        calls.release(one)
+
+
 WORK: Final[list[Callable[[RedisStore], None]]] = [
     wait_in_queue,
     hold_and_give_back,
@@ -212,6 +243,7 @@ WORK: Final[list[Callable[[RedisStore], None]]] = [
     note_calls,
     queue_calls,
     pause,
+    start_at_a_rate,
 ]
 
 

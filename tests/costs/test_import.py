@@ -57,6 +57,7 @@ def test_declaring_a_task_imports_neither_what_runs_it_nor_a_client() -> None:
             "core.backoff",
             "core.key",
             "core.keyspace",
+            "core.rate",
             "errors",
             "option_checks",
             "option_names",

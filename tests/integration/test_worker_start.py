@@ -200,6 +200,19 @@ REFUSED: dict[str, tuple[dict[str, dict[str, Any]], str, str]] = {
         "memory://",
         r"limit=2.*limit=1.*both are in scope 's': give them one limit, or two",
     ),
+    "unequal rates": (
+        {
+            "one": {"key": PER_TASK, "scope": "s", "on_conflict": "skip"},
+            "two": {"key": PER_TASK, "scope": "s", "on_conflict": "skip", "rate": "10/m"},
+        },
+        "memory://",
+        r'two has rate="10/m" and one has no rate, but both are in scope .s.: give them one rate',
+    ),
+    "a rate that the store can't count": (
+        {"slow": {"rate": "10/m", "on_conflict": "skip"}},
+        "redlock://h1,h2,h3/0",
+        r'slow has rate="10/m", but the store \(redlock\) can.t count the starts',
+    ),
     "a fence that the app needs": (
         {"three_at_a_time": {"limit": 3}},
         "memory://",

@@ -17,6 +17,7 @@ from celery_singleton_lock import (
     CallOptions,
     LockOptions,
     OnConflict,
+    Rate,
     TaskOptions,
     singleton_task,
 )
@@ -38,6 +39,10 @@ SAMPLES: dict[Any, Any] = {
     NoneType: None,
     OnConflict: OnConflict.retry(delay=2),
 }
+
+
+# Of options whose words are no names.
+OWN_SAMPLES: dict[str, list[Any]] = {"rate": ["10/m", 2, 2.5, Rate("10/m", burst=3), None]}
 
 
 def values(hint: Any) -> Iterator[Any]:
@@ -73,13 +78,13 @@ def test_the_options_of_a_lock_are_those_of_the_policy() -> None:
 
 @pytest.mark.parametrize("name", sorted(OPTIONS - {"key"}))
 def test_every_value_that_the_types_allow_is_accepted(name: str) -> None:
-    for value in values(LOCK[name]):
+    for value in OWN_SAMPLES.get(name) or values(LOCK[name]):
         check_option(Policy, name, value)
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS - {"key"}))
 def test_every_value_that_the_types_leave_out_is_refused(name: str) -> None:
-    allowed = list(values(LOCK[name]))
+    allowed = OWN_SAMPLES.get(name) or list(values(LOCK[name]))
     for value in (None, "no such value", object()):
         is_text = isinstance(value, str) and "billing" in allowed
         if value not in allowed and not is_text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from celery_singleton_lock.core.backoff import backoff
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import Relation
 from celery_singleton_lock.message.header import Delivery
@@ -38,6 +39,26 @@ def test_a_new_call_that_meets_another_is_treated_by_its_on_conflict(
     action: str,
 ) -> None:
     assert decided(Relation.OTHER, NEW, action).outcome is OUTCOMES[action]
+
+
+@each_action
+def test_a_new_call_above_the_rate_is_treated_by_its_on_conflict(action: str) -> None:
+    decision = decided(Relation.RATE, NEW, action)
+    assert decision.outcome is OUTCOMES[action]
+    if action in ("skip", "revoke", "wait"):
+        assert decision.reason == "rate"
+
+
+@each_action
+def test_started_work_above_the_rate_is_requeued_until_it_may_start(action: str) -> None:
+    rule = OnConflict.of(action)
+    decision = decide(
+        Relation.RATE, STARTED, rule, no_requeue=None, wall=100.0, waited=0.0, due_in=5.0
+    )
+    assert (decision.outcome, decision.queues_claim) == (Outcome.REQUEUED, True)
+    assert (decision.reason, decision.delivery.started) == ("rate", True)
+    assert 5.0 <= backoff(*decision.pace, 0) <= 10.0
+    assert 5.0 <= backoff(*decision.pace, 9) <= 10.0
 
 
 @each_action

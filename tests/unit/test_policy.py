@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_singleton_lock import PER_TASK, OnConflict
+from celery_singleton_lock import PER_TASK, OnConflict, Rate
 from celery_singleton_lock.on_conflict import ACTIONS
 from celery_singleton_lock.option_checks import seconds
 from celery_singleton_lock.policy import (
@@ -47,6 +47,34 @@ def test_what_is_left_out_comes_from_the_lower_layer() -> None:
     call = merge(task, {"on_conflict": "raise"}, where="call")
     assert (call.ttl, call.key, call.on_conflict.action) == (20, PER_TASK, "raise")
     assert (app.ttl, Policy().ttl) == (10, 60)
+
+
+@pytest.mark.parametrize(
+    ("given", "interval", "text"),
+    [
+        ("10/m", 6.0, "10/m"),
+        ("2/s", 0.5, "2/s"),
+        ("100/h", 36.0, "100/h"),
+        ("2/d", 43200.0, "2/d"),
+        ("0.5/s", 2.0, "0.5/s"),
+        ("4", 0.25, "4"),
+        (4, 0.25, "4/s"),
+        (0.1, 10.0, "0.1/s"),
+        (Rate("10/m", burst=3), 6.0, "10/m, burst=3"),
+    ],
+)
+def test_a_rate_is_given_in_celery_s_words(given: Any, interval: float, text: str) -> None:
+    rate = policy(rate=given, on_conflict="skip").rate
+    assert rate is not None
+    assert (rate.interval, str(rate)) == (pytest.approx(interval), text)
+    assert eval(repr(rate)) == rate
+    assert not policy(rate=given, on_conflict="skip").is_plain
+
+
+@pytest.mark.parametrize("burst", [0, 1.5, True, "3", 2_000_000])
+def test_a_wrong_burst_is_refused(burst: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"Rate\(burst\)="):
+        Rate("10/m", burst=burst)
 
 
 def test_every_option_is_taken_in_all_its_forms() -> None:
@@ -117,6 +145,23 @@ def test_a_rule_that_is_a_mapping_has_the_defaults(rule: Any, same: OnConflict) 
         ({"limit": 2.0}, TypeError, "whole number"),
         ({"limit": True}, TypeError, "whole number"),
         ({"limit": 2, "needs_fence": True}, ValueError, "use limit=1"),
+        ({"rate": "10/x", "on_conflict": "skip"}, ValueError, r"rate=.10/x.: give starts per time"),
+        ({"rate": "0/m", "on_conflict": "skip"}, ValueError, r'such as "10/m"'),
+        ({"rate": -1, "on_conflict": "skip"}, ValueError, "give starts per time"),
+        ({"rate": float("nan"), "on_conflict": "skip"}, ValueError, "give starts per time"),
+        ({"rate": "0.01/d", "on_conflict": "skip"}, ValueError, "from one start in 30 days"),
+        ({"rate": 20_000, "on_conflict": "skip"}, ValueError, "to 10000 in a second"),
+        ({"rate": True, "on_conflict": "skip"}, TypeError, "give starts per time"),
+        ({"rate": (10, 60), "on_conflict": "skip"}, TypeError, "give starts per time"),
+        ({"rate": "10/m"}, ValueError, 'without on_conflict: its default, "skip", would drop'),
+        ({"rate": "10/m", "on_conflict": "retry"}, ValueError, 'use "queue", with which calls'),
+        ({"rate": 1, "on_conflict": "cancel_running"}, ValueError, 'use "queue", with which'),
+        ({"rate": "10/m", "unique": "until_start"}, ValueError, "without on_conflict"),
+        (
+            {"rate": "10/m", "on_conflict": "skip", "on_store_error": "run"},
+            ValueError,
+            "the store counts the starts",
+        ),
         ({"scope": "s"}, ValueError, r'needs an explicit key.*key="account:\{account_id\}"'),
         ({"scope": "", "key": PER_TASK}, ValueError, "1 to 200 characters"),
         ({"scope": "s" * 201, "key": PER_TASK}, ValueError, "1 to 200 characters"),
@@ -326,7 +371,7 @@ def test_seconds_are_numbers_or_timedeltas() -> None:
 
 def test_which_layer_may_set_what() -> None:
     assert {"ttl", "on_conflict"} <= CALL_OPTIONS
-    assert not {"key", "scope", "limit", "min_hold"} & (CALL_OPTIONS | APP_OPTIONS)
+    assert not {"key", "scope", "limit", "min_hold", "rate"} & (CALL_OPTIONS | APP_OPTIONS)
     assert {"unique", "unique_for", "on_duplicate"} <= CALL_OPTIONS & APP_OPTIONS
     assert "given" not in CALL_OPTIONS | APP_OPTIONS
 

@@ -19,6 +19,7 @@ from ...core.call_queue import (
 from ...core.keyspace import CallQueueNames, Keyspace
 from ...core.store import QueuedRelease, ReleaseReply
 from . import scripts
+from .replies import hint_of
 from .runner import RELEASE_REPLIES, ScriptRunner
 
 
@@ -33,7 +34,7 @@ class RedisCallQueue(CallQueue):
     ) -> tuple[ReleaseReply, Hint | None]:
         command = scripts.queued_release_command(request)
         reply, *call = self._runner.run(command, timeout)
-        return RELEASE_REPLIES[reply], _hint_of(request.keys[0], call) if call else None
+        return RELEASE_REPLIES[reply], hint_of(request.keys[0], call) if call else None
 
     def join(self, request: Join, *, timeout: float) -> tuple[Place, int]:
         key, token = request.key, request.token
@@ -84,8 +85,9 @@ class RedisCallQueue(CallQueue):
                 position=position,
                 joined_at=_time_of(number),
                 state=CallState(letter.decode()),
+                countdown=left / 1000,
             )
-            for position, (call_id, copies, begins, message, number, letter) in enumerate(
+            for position, (call_id, copies, begins, message, number, letter, left) in enumerate(
                 self._runner.run(command, timeout), first
             )
         ]
@@ -97,7 +99,7 @@ class RedisCallQueue(CallQueue):
     def sweep(self, key: str, *, timeout: float) -> tuple[bool, Hint] | None:
         keys = [key, *CallQueueNames.of(key), Keyspace.shard_hash(key)]
         reply = self._runner.run_checked(scripts.QUEUE_SWEEP.command(keys), timeout)
-        return (reply[0] == b"lost", _hint_of(key, reply[1:])) if reply else None
+        return (reply[0] == b"lost", hint_of(key, reply[1:])) if reply else None
 
     def defer(
         self,
@@ -116,7 +118,7 @@ class RedisCallQueue(CallQueue):
 
     def leave(self, key: str, call_id: str, *, timeout: float) -> Removal | Hint:
         word, *call = self._remove("leave", key, call_id, [], timeout)
-        return _hint_of(key, call) if call else Removal(word.decode())
+        return hint_of(key, call) if call else Removal(word.decode())
 
     def remove(self, request: Remove, *, timeout: float) -> tuple[Removal, Hint | None]:
         token, step = request.token, "withdraw" if request.only_unbegun else "end"
@@ -127,7 +129,7 @@ class RedisCallQueue(CallQueue):
             scripts.first_open_of(token, request.may_return_from),
         ]
         word, *call = self._remove(step, request.key, token.call_id, arguments, timeout)
-        return Removal(word.decode()), _hint_of(request.key, call) if call else None
+        return Removal(word.decode()), hint_of(request.key, call) if call else None
 
     def _remove(
         self, step: str, key: str, call_id: str, arguments: Sequence[str], timeout: float
@@ -156,16 +158,3 @@ class RedisCallQueue(CallQueue):
 def _time_of(number: bytes) -> float:
     """Seconds since the epoch, of the number of a call."""
     return float(number) / 1_000_000
-
-
-def _hint_of(key: str, reply: Sequence[Any]) -> Hint:
-    """The call in a reply of a script."""
-    call_id, copies, begins, message, *cools = reply
-    return Hint(
-        key=key,
-        call_id=call_id.decode(),
-        copies=int(copies),
-        begins=int(begins),
-        message=message,
-        countdown=cools[0] / 1000 if cools else 0.0,
-    )

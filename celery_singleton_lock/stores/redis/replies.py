@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, Final
 
+from ...core.call_queue import Hint
 from ...core.keyspace import Keyspace
 from ...core.lease import Record
 from ...core.pauses import Pause
@@ -29,6 +30,19 @@ def pause_of(name: str, text: bytes, left_ms: int) -> Pause:
     return Pause.of(name, written, None if left_ms < 0 else left_ms / 1000)
 
 
+def hint_of(key: str, reply: Sequence[Any], countdown: float = 0.0) -> Hint:
+    """The call in a reply of a script, perhaps with the ms until its message is to arrive."""
+    call_id, copies, begins, message, *delay = reply
+    return Hint(
+        key=key,
+        call_id=call_id.decode(),
+        copies=int(copies),
+        begins=int(begins),
+        message=message,
+        countdown=delay[0] / 1000 if delay else countdown,
+    )
+
+
 def slot_or_refusal(key: str, reply: Sequence[Any]) -> Granted | Refused:
     """The reply of ``acquire.lua`` that is not a fence: one of several slots, or a refusal.
 
@@ -44,6 +58,11 @@ def slot_or_refusal(key: str, reply: Sequence[Any]) -> Granted | Refused:
         shard = Keyspace.shard(key)
         refused = Refused(relation=Relation.PAUSED)
         refused.pause = pause_of(f"{shard}:{name.decode()}", text, left)
+        return refused
+    if word == b"rate":
+        refused = Refused(relation=Relation.RATE)
+        refused.due_in = found[0] / 1000
+        refused.hint = hint_of(key, found[1:], refused.due_in) if found[1:] else None
         return refused
     record = record_of(*found[:3]) if found else None
     refused = Refused(relation=_RELATIONS[word], record=record)

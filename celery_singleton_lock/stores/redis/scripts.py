@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from ...core.keyspace import CallQueueNames, Keyspace
 from ...core.lease import Kind, Lease, LossReason, Token
+from ...core.rate import Rate
 from ...core.store import (
     RENEWED,
     Acquire,
@@ -25,6 +26,7 @@ from ...core.store import (
     QueuedRelease,
     Release,
     Renewal,
+    rate_of,
 )
 
 #: The words of a command.
@@ -71,8 +73,15 @@ def with_source(command: Command) -> Command:
     return ("EVAL", Script.known[command[1]].source, *command[2:])
 
 
-ACQUIRE: Final = Script("claims", "wait_queue", "shard_pauses", "acquire")
-ACQUIRE_ARGUMENTS: Final = Script("claims", "wait_queue", "shard_pauses", "acquire()", "arguments")
+def _acquires(*names: str) -> tuple[Script, Script]:
+    """A script that grants leases: without a rate, and with one."""
+    parts = ("claims", "wait_queue", "shard_pauses")
+    return Script(*parts, "no_rate", *names), Script(*parts, "rate", *names)
+
+
+ACQUIRE, _RATED_ACQUIRE = _acquires("acquire")
+ACQUIRE_ARGUMENTS, _RATED_ARGUMENTS = _acquires("acquire()", "arguments")
+QUEUE_ACQUIRE, _RATED_QUEUE_ACQUIRE = _acquires("call_queue", "acquire()", "queue_acquire")
 RELEASE: Final = Script("claims", "wait_queue", "release")
 RENEW: Final = Script("renew")
 DUE: Final = Script("due")
@@ -86,9 +95,6 @@ TRACE: Final = Script("trace")
 NEWEST_CALL: Final = Script("newest_call")
 FREE: Final = Script("free")
 QUEUE_JOIN: Final = Script("claims", "call_queue", "queue_join")
-QUEUE_ACQUIRE: Final = Script(
-    "claims", "wait_queue", "shard_pauses", "call_queue", "acquire()", "queue_acquire"
-)
 QUEUE_RELEASE: Final = Script("claims", "wait_queue", "call_queue", "release()", "queue_release")
 QUEUE_SWEEP: Final = Script("shard_pauses", "call_queue", "queue_sweep")
 QUEUE_REMOVE: Final = Script("call_queue", "queue_remove")
@@ -99,7 +105,12 @@ QUEUE_KEYS: Final = Script("queue_keys")
 QUEUE_DEPTHS: Final = Script("queue_depths")
 QUEUE_CALLS: Final = Script("call_queue", "queue_calls")
 #: The digests of the scripts that grant leases.
-ACQUIRES: Final = frozenset({ACQUIRE.sha, ACQUIRE_ARGUMENTS.sha, QUEUE_ACQUIRE.sha})
+_RATED: Final = {
+    ACQUIRE.sha: _RATED_ACQUIRE,
+    ACQUIRE_ARGUMENTS.sha: _RATED_ARGUMENTS,
+    QUEUE_ACQUIRE.sha: _RATED_QUEUE_ACQUIRE,
+}
+ACQUIRES: Final = frozenset([*_RATED, *(script.sha for script in _RATED.values())])
 SHARDS: Final = Script("shards")
 PAUSE: Final = Script("shard_pauses", "pause")
 RESUME: Final = Script("shard_pauses", "resume")
@@ -140,19 +151,31 @@ def acquire_command(request: Acquire, fence_base: str) -> Command:
         fence_base,
         *optional,
     )
-    return _queued_acquire(words, request) if request.queued else words
+    return words if request.is_plain else _further_acquire(words, request)
 
 
-def _queued_acquire(words: Sequence[Any], request: Acquire) -> Command:
-    assert isinstance(request, QueuedAcquire)
+def _further_acquire(words: Command, request: Acquire) -> Command:
+    """The command ``words`` for the acquire of a call with a place, or of a key with a rate."""
+    if isinstance(request, QueuedAcquire):
+        words = _queued_acquire(words, request)
+    rate = rate_of(request)
+    return words if rate is None else _rated(words, request.slots[0], rate)
+
+
+def _rated(words: Command, key: str, rate: Rate) -> Command:
+    script, interval = _RATED[words[1]], f"{rate.interval * 1e6:.0f}"
+    return _with_more(words, script, [Keyspace.rate(key)], [interval, f"{rate.burst}"])
+
+
+def _queued_acquire(words: Command, request: QueuedAcquire) -> Command:
     names = CallQueueNames.of(request.slots[0])
     keys = [*names, names.last_number, names.ended(request.token.call_id)]
     most = ANY_NUMBER if request.most_begins is None else f"{request.most_begins}"
     arguments = ["1" if request.late else "0", most, f" {' '.join(request.asked)} "]
-    return _with_queue(words, QUEUE_ACQUIRE, keys, arguments)
+    return _with_more(words, QUEUE_ACQUIRE, keys, arguments)
 
 
-def _with_queue(
+def _with_more(
     words: Sequence[Any], script: Script, keys: Sequence[str], arguments: Sequence[str]
 ) -> Command:
     """The command ``words``, as the ``script`` that wraps its own, with more keys and arguments."""
@@ -195,7 +218,7 @@ def queued_release_command(request: QueuedRelease) -> Command:
     may_return_from = first_open_of(request.token, request.may_return_from)
     arguments = [ttl, f"{request.due_in * 1000:.0f}", begun, may_return_from]
     keys = [*names, names.ended(request.token.call_id)]
-    return _with_queue(release_command(request), QUEUE_RELEASE, keys, arguments)
+    return _with_more(release_command(request), QUEUE_RELEASE, keys, arguments)
 
 
 def first_open_of(token: Token, retries: int | None) -> str:

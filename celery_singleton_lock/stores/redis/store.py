@@ -62,6 +62,7 @@ class RedisStore(Store):
     #: The number of shards of each prefix; None: it is not compared with that of other apps.
     shards: int | None = 1
     capabilities = Capabilities(
+        rates=True,
         fence=True,
         name="redis",
         renewal_batch=512,  # some 70 KB in one pipeline, and 1.2 ms of the server's time

@@ -8,7 +8,8 @@
 --       token that woke the client ('' none)
 -- Replies: granted, one slot: the fence; granted, several slots (they have no fence): {'granted', slot};
 --          refused: {relation [, slot, value, ttl left in ms [, other slot, value ...]]}; of more than
---          eight slots, the eight that expire first; {'paused', name, text, ms left (-1: it does not end)}
+--          eight slots, the eight that expire first; {'paused', name, text, ms left (-1: it does not end)};
+--          {'rate', ms until a call may start}
 local completion = redis.call('GET', KEYS[2])
 if completion then
   local state, sequence = string.match(completion, '^(%S) (%d+) ')
@@ -72,6 +73,12 @@ if claim and ARGV[8] == '1' and (not refused or pause) and not mine then
 end
 -- Also if another call holds the key: a call that waits for the end of a pause is not dropped because of it.
 if pause then refused = {'paused', pause[1], pause[2], pause[3]} end
+local left = rate_left and not refused and mine ~= 'l' and rate_left() or 0 -- last: it counts a start
+if left > 0 then
+  refused = {'rate', math.ceil(left / 1000)}
+  -- The client was woken for the key, and does not take it: it must not stay reserved for it.
+  if string.sub(redis.call('GET', chosen) or '', 1, 9) == 'r %waiter' then redis.call('DEL', chosen) end
+end
 local others = ''
 if queue then
   local queues = wait_queues()
@@ -82,8 +89,8 @@ if queue then
   if not refused and queues.has_waiters(queue) then others = ' ' end
 end
 if refused then
-  if claim and ARGV[7] == '1' and refused[1] == 'other' then change_claim(claim, id, '') end
-  if refused[1] ~= 'paused' then refused[4] = redis.call('PTTL', refused[2]) end
+  if claim and ARGV[7] == '1' and (refused[1] == 'other' or left > 0) then change_claim(claim, id, '') end
+  if not pause and left == 0 then refused[4] = redis.call('PTTL', refused[2]) end
   return refused
 end
 local fence = '0'

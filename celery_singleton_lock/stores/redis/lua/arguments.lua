@@ -24,6 +24,7 @@ if left > 0 and now >= tonumber(first) then
 end
 local reply = acquire()
 local is_granted = type(reply) == 'string' or reply[1] == 'granted'
-if not is_granted and ARGV[7] == '1' and reply[1] == 'other' then redis.call('DEL', key)
-elseif is_granted or reply[1] == 'other' then keep() end
+local waits = reply[1] == 'other' or reply[1] == 'rate'
+if not is_granted and waits and ARGV[7] == '1' then redis.call('DEL', key)
+elseif is_granted or waits then keep() end
 return {reply, is_granted and newest or false}

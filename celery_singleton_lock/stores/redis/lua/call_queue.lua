@@ -3,6 +3,8 @@
 -- queue: a sorted set. Member: the call id; score: the number of the call.
 -- calls: a hash with two fields for each call: '=<call id>' is its state, '+<call id>' its message.
 -- due: each key of the shard whose queue is not empty, by the server time in ms of its next sweep.
+-- calls has one more field if the key has a rate: '|next' is '<now> <next>', the server times in ms at which it
+-- was written, and at which the next call may begin.
 -- A state is '<letter> <nesting>.<retries>.<sequence> <copies> <begins> <begun><repeated><late> <nonce>'.
 --   letter                      w waits; h hinted, its message is in the broker; b begun; o overdue: begun,
 --                               acknowledged early, and its lease has ended; x leaves, it never begins again
@@ -17,7 +19,7 @@
 local function call_queue(key, queue, calls, due)
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  local self = {}
+  local self = {now = now}
   function self.read(id)
     local letter, nesting, retries, sequence, copies, begins, begun, repeated, late, nonce = string.match(
       redis.call('HGET', calls, '=' .. id) or '', '^(%a) (%d+)%.(%d+)%.(%d+) (%d+) (%d+) ([01])([01])([01]) (%S*)$')
@@ -69,6 +71,14 @@ local function call_queue(key, queue, calls, due)
   function self.is_reserved_for(id)
     return string.sub(redis.call('GET', key) or '', 1, #id + 3) == 'r ' .. id .. '|'
   end
+  -- Note the server time in ms at which the rate of the key lets its next call begin.
+  function self.note_next(at) redis.call('HSET', calls, '|next', string.format('%.0f %.0f', now, at)) end
+  -- The ms until the rate of the key lets its next call begin.
+  function self.rate_left()
+    local at, next = string.match(redis.call('HGET', calls, '|next') or '', '^(%d+) (%d+)$')
+    if not at or tonumber(at) > now then return 0 end -- later than now: the server's clock was set back
+    return math.max(tonumber(next) - now, 0)
+  end
   -- Add a call at the end. counter: the last number of the shard, which outlives the queue: a key that is
   -- empty again must not give a number twice.
   function self.add(call, counter)
@@ -86,11 +96,20 @@ local function call_queue(key, queue, calls, due)
     redis.call('ZREM', queue, id)
     redis.call('HDEL', calls, '=' .. id, '+' .. id)
     if nonce then redis.call('SET', ended, nonce .. ' ' .. first .. ' ', 'PX', ttl) end
-    if not self.head() then redis.call('ZREM', due, key) end
+    if not self.head() then
+      redis.call('ZREM', due, key)
+      redis.call('HDEL', calls, '|next')
+    end
   end
-  -- Hint the call at the head if the key is free, or is_own: it is reserved for that call, or cools down for
-  -- delay ms, for which the message is delayed. Returns the call; nil: none is to be published.
+  -- Note that the message of a call is published, and is to arrive in delay ms, of which there are 60 s at most.
   -- The deadline of a hint is 60 s, and grows fourfold: a backlog of two hours makes five copies.
+  function self.published(call, delay)
+    call.letter = 'h'
+    self.write(call)
+    self.look_in(60000 * 4 ^ math.min(call.copies - 1, 6) + delay)
+  end
+  -- Hint the call at the head if the key is free, or is_own: it is reserved for that call, or cools down. Its
+  -- message is delayed by delay ms. Returns the call; nil: none is to be published.
   function self.hint(is_own, delay)
     local id = self.head()
     if not id or (not is_own and self.is_held()) then return nil end
@@ -100,10 +119,13 @@ local function call_queue(key, queue, calls, due)
       self.look_in(call and call.letter == 'x' and 60000 or 0)
       return nil
     end
-    call.letter, call.copies = 'h', call.copies + 1
+    if (delay or 0) > 60000 then -- a worker keeps a delayed message in its memory: a sweep comes soon enough
+      self.look_in(math.min(delay, 3600000))
+      return nil
+    end
+    call.copies = call.copies + 1
     if call.copies > 1 then call.repeated = '1' end
-    self.write(call)
-    self.look_in(60000 * 4 ^ math.min(call.copies - 1, 6) + (delay or 0))
+    self.published(call, delay or 0)
     return call
   end
   -- The reply for a hint: call id, copies, begins, message.

@@ -7,6 +7,7 @@
 --   {'unqueued' ...}: the call must join, with its message, before this copy is dropped
 --   {'lost'}: the call had begun, acknowledged early or as often as it may, and its lease ended: it does not begin
 --   again
+--   {'rate', ms, call id, copies, begins, message}: the call is to be published, and to arrive in so many ms
 --   The values after the word are those of a refusal: slot, value, ttl left in ms.
 local ended, counter, due, calls, queue =
   table.remove(KEYS), table.remove(KEYS), table.remove(KEYS), table.remove(KEYS), table.remove(KEYS)
@@ -37,6 +38,13 @@ if call and age == 0 and not was_granted and redis.call('EXISTS', key) == 0
   q.look_in(0)
   return {'lost'}
 end
+-- A copy of the message of a call ends here.
+local function consume(call)
+  if call.letter ~= 'h' then return end
+  call.copies = math.max(call.copies - 1, 0)
+  if call.copies == 0 then call.letter = 'w' end
+  q.write(call)
+end
 local reply = acquire()
 if type(reply) ~= 'string' then
   local word = reply[1]
@@ -46,12 +54,20 @@ if type(reply) ~= 'string' then
   elseif word ~= 'done' and word ~= 'superseded' and word ~= 'later' then
     if word == 'paused' then
       if call then
-        if call.letter == 'h' and age == 0 then -- this copy of its message ends here
-          call.copies = math.max(call.copies - 1, 0)
-          if call.copies == 0 then call.letter = 'w' end
-          q.write(call)
-        end
+        if age == 0 then consume(call) end
         q.look_in(shard_pauses(KEYS[1]).look_after(reply[4]))
+      end
+    elseif word == 'rate' then
+      local left = reply[2]
+      reply[2] = nil
+      if call then q.note_next(q.now + left) end
+      if kept == 'queued' and left <= 60000 then -- the copy that is published takes the place of this one
+        call.copies = math.max(call.copies, 1)
+        q.published(call, left)
+        return {'rate', left, unpack(q.reply(call))}
+      elseif kept == 'queued' then
+        consume(call)
+        q.look_in(math.min(left, 3600000))
       end
     elseif head then q.is_held() end
     reply[1] = kept
@@ -67,4 +83,5 @@ call.letter, call.begun, call.late, call.nonce = 'b', '1', late, nonce
 call.nesting, call.retries, call.sequence = nesting, retries, sequence
 q.write(call)
 q.look_in(ARGV[2])
+if rate_next then q.note_next(rate_next) end
 return reply

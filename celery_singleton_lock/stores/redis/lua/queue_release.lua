@@ -4,7 +4,7 @@
 --       comes back), the ms until its next message is due, '1' if a body has begun under the lease, the
 --       first attempt that may still come to this key ('-' none: the call has ended)
 -- Reply: {reply of release.lua}, or behind it task, copies, begins, message, and the ms for which the key still
---        cools down, of the call to publish next
+--        cools down, or its rate lets no call begin, of the call to publish next
 local ended, due, calls, queue = table.remove(KEYS), table.remove(KEYS), table.remove(KEYS), table.remove(KEYS)
 local first, begun, wait, ttl = table.remove(ARGV), table.remove(ARGV), table.remove(ARGV), table.remove(ARGV)
 local id, nesting, retries = string.match(ARGV[1], '^([^|]+)|(%d+)%.(%d+)')
@@ -15,9 +15,11 @@ local q = call_queue(key, queue, calls, due)
 local call = q.read(id)
 local reply = release()
 local cools = ARGV[5] == 'c' and math.max(redis.call('PTTL', key), 0) or 0
+-- Clocks differ: a message that arrives before its key is free is dropped, and its call waits for a sweep.
+local delay = math.max(cools > 0 and cools + 20 or 0, q.rate_left())
 local function to_publish(next)
   local found = q.reply(next)
-  return {reply, found[1], found[2], found[3], found[4], cools}
+  return {reply, found[1], found[2], found[3], found[4], delay}
 end
 if by == nonce and ttl ~= '' then -- repeated, because the reply was lost
   local next = hinted ~= '' and q.read(hinted)
@@ -54,8 +56,7 @@ if ttl == '' then
   return {reply}
 end
 q.take_out(id, ended, nonce, ttl, first)
--- A worker keeps a delayed message in its memory; after a long time a sweep comes soon enough.
-local next = q.hint(cools > 0 and cools <= 60000, cools)
+local next = q.hint(cools > 0 and cools <= 60000, delay)
 if not next then return {reply} end
 redis.call('SET', ended, nonce .. ' ' .. first .. ' ' .. next.id, 'KEEPTTL')
 return to_publish(next)

@@ -1,0 +1,46 @@
+"""Tasks of several ``on_conflict`` whose keys have a rate. Bodies note the fence of their lease."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Celery
+
+from celery_singleton_lock import OnConflict, Rate, current_lease, singleton_task
+from tests.harness.journal import Journal
+
+app = Celery("rates", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    worker_prefetch_multiplier=1,
+    singleton_lock_url=os.environ.get("LOCK_URL") or os.environ["RESULT_URL"],
+)
+
+
+def body(self: Any, name: str, number: int = 0, attempts: int = 1) -> int:
+    request = self.request
+    with Journal.from_env().run(
+        name, task_id=request.id, number=number, fence=current_lease().fence_number
+    ):
+        pass
+    if request.retries + 1 < attempts:
+        raise self.retry(countdown=0)
+    return number
+
+
+def task(name: str, **options: Any) -> Any:
+    given = {"app": app, "bind": True, "name": f"rates.{name}", "key": "{name}", "ttl": 3}
+    return singleton_task(**given, **options)(body)
+
+
+in_order = task("in_order", rate=10, on_conflict="queue", acks_late=True)
+early = task("early", rate=Rate(5, burst=2), on_conflict="queue")
+slow = task("slow", rate="10/h", on_conflict="queue")
+skip = task("skip", rate=2, on_conflict="skip")
+revoke = task("revoke", rate="10/m", on_conflict="revoke")
+refuse = task("refuse", rate="10/m", on_conflict="raise")
+wait = task("wait", rate=4, on_conflict="wait")
+impatient = task("impatient", rate="10/m", on_conflict=OnConflict.wait(0.2))
+unique = task("unique", rate="10/m", on_conflict="skip", unique="until_done")
+several = task("several", rate=Rate("3/m", burst=3), limit=2, on_conflict="skip")
