@@ -38,7 +38,7 @@ from celery_singleton_lock.message.header import Delivery
 from celery_singleton_lock.worker import discarded
 from celery_singleton_lock.worker.request import SingletonRequestMixin
 from tests.chaos import broken
-from tests.chaos.bodies import LIMITS
+from tests.chaos.bodies import LIMITS, RATES
 from tests.chaos.body import LeaseGuard, run_async_body, run_body
 from tests.chaos.broker_log import copy_of
 from tests.chaos.history import VARIABLE, History
@@ -145,6 +145,11 @@ if PROMISES[os.environ.get(STORE, "redis")].orders_calls:
     @singleton_task(**QUEUE)
     def queued_early(self: Any, key: str, steps: int, seconds: float) -> str:
         """The same, but acknowledged before the body: begins once."""
+        return run_body(self, LeaseGuard.current(), key, steps, seconds)
+
+    @singleton_task(**{**QUEUE, "scope": "chaos-rate"}, acks_late=True, rate=RATES["rated"])
+    def rated(self: Any, key: str, steps: int, seconds: float) -> str:
+        """As `queued`, and no faster than its rate."""
         return run_body(self, LeaseGuard.current(), key, steps, seconds)
 
     NEWEST: dict[str, Any] = {**SHARED, "acks_late": True, "on_conflict": RETRY}

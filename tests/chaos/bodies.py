@@ -22,10 +22,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from celery_singleton_lock import Rate
 from tests.harness.journal import Record, events
 
 #: How many bodies of a key may run at a time, by task; else one.
 LIMITS = {"limited": 2}
+#: How many bodies of a key may begin in a time, by task.
+RATES = {"rated": Rate(4, burst=2)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -207,6 +207,13 @@ def _without_head_check() -> None:
     _edit(redis_scripts.QUEUE_ACQUIRE, b"(head and head ~= id) or ", b"")
 
 
+def _without_rate() -> None:
+    """Starts are counted, and no rate refuses one."""
+    for script in redis_scripts.Script.known.copy().values():
+        if b"local function rate_left()" in script.source:
+            _edit(script, b"if left > 0 then return left end", b"")
+
+
 def _without_message() -> None:
     """A call that joins at a worker gets a place, and its message is not stored."""
     store = b"redis.call('HSET', calls, '+' .. id, ARGV[6])"
@@ -256,6 +263,7 @@ BREAKAGES: dict[str, Callable[[], None]] = {
     "limit": _without_limit,
     "tasks-beside-hold": _without_tasks_beside_hold,
     "head-check": _without_head_check,
+    "rate": _without_rate,
     "message": _without_message,
     "looks": _without_looks,
     "absent": _absent_means_ended,

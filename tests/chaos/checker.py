@@ -29,6 +29,7 @@ from tests.chaos.order import out_of_order
 from tests.chaos.pauses import begun_while_paused
 from tests.chaos.promises import PROMISES, Promise
 from tests.chaos.queues import wrong_turns
+from tests.chaos.rates import too_fast
 from tests.chaos.resource import Write
 from tests.chaos.restarts import Holder, holders, notified_late
 from tests.chaos.verdict import Kind, Verdict, Violation
@@ -83,6 +84,7 @@ def judge(
         *older_arguments(records, found, excused),
         *wrong_turns(records, found, excused),
         *begun_while_paused(records, found, excused),
+        *too_fast(records, found, excused),
         *answered_with_discarded(records, excused),
         *reported(records, vanished(records, found, ttl), excused),
     ]

@@ -10,6 +10,13 @@ from tests.chaos.history import span
 from tests.chaos.verdict import Kind, Violation
 from tests.harness.journal import Record, events
 
+#: The scopes of the tasks that have not the others'.
+_SCOPES = {
+    "limited": "chaos-limit",
+    "queued": "chaos-queue",
+    "queued_early": "chaos-queue",
+    "rated": "chaos-rate",
+}
 _LOST = "bodies that began during a pause which the store had lost"
 
 
@@ -39,6 +46,4 @@ def begun_while_paused(
 
 def _scope_of(body: Body) -> str:
     task = body.task.rpartition(".")[2]
-    return {"limited": "chaos-limit", "queued": "chaos-queue", "queued_early": "chaos-queue"}.get(
-        task, "chaos"
-    )
+    return _SCOPES.get(task, "chaos")

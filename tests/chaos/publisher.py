@@ -37,7 +37,7 @@ MIX = {
 }
 
 #: What is published instead by a campaign of the queue of a key.
-QUEUE_MIX = {"queued": 3, "queued_early": 2}
+QUEUE_MIX = {"queued": 3, "queued_early": 2, "rated": 2}
 
 #: Tasks whose calls are numbered, because their messages run with the newest arguments.
 NUMBERED = frozenset({"newest", "debounced"})

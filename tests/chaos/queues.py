@@ -18,7 +18,7 @@ from tests.chaos.verdict import Kind, Violation
 from tests.harness.journal import Record, events
 
 #: The tasks; the second is acknowledged early.
-QUEUED = frozenset({"queued", "queued_early"})
+QUEUED = frozenset({"queued", "queued_early", "rated"})
 _EARLY = "queued_early"
 _LOST = "calls in a queue across a loss of the store"
 

@@ -293,6 +293,16 @@ def in_queue(order: str, *, task: str = "queued", placed: bool = True, second: f
     return story
 
 
+def at_rate(*begins: float) -> Story:
+    """Calls of a key that begin then; two may at once, and then four a second."""
+    story = Story()
+    for number, begin in enumerate(begins):
+        story.published(f"{number}", "rated", at=begin - 0.5)
+        story.add("returned", begin - 0.4, task_id=f"{number}", entered=begin - 0.5, placed=True)
+        story.body(f"{number}", begin, begin + 0.05, job=f"{number}", task="rated", asked=begin)
+    return story
+
+
 def paused(key: str, scope: str, *, until: float = 4, asked: float = 2.5) -> Story:
     """A body that begins at 3, and a pause from 2 on."""
     story = Story().body("a", 3, 5, asked=asked)
@@ -350,6 +360,11 @@ SOUND = {
         Story().published("j").taken(1).add("parked", 1.1, task_id="j").add("loss", 2)
     ),
     "another key was paused": paused("k2", "chaos"),
+    "at its rate": at_rate(1, 1.1, 1.26, 1.51, 3, 3.1),
+    "faster than its rate across a loss": at_rate(1, 1.1, 1.2).lost(1.15),
+    "faster than its rate, as the clock was stepped": at_rate(1, 1.1, 1.2).fault(
+        1.15, 1.18, name="clock-step"
+    ),
     "another scope was paused": paused("", "chaos-queue"),
     "it had asked before the pause": paused("k", "chaos", asked=1.9),
     "the pause had ended": paused("k", "chaos", until=2.9),
@@ -559,6 +574,7 @@ BROKEN: list[tuple[str, Kind, Story]] = [
     ("older after newer", Kind.ORDER, older_last()),
     ("out of turn", Kind.ORDER, in_queue("ba")),
     ("refused and run", Kind.ORDER, refused(known=True)),
+    ("faster than its rate", Kind.RATE, at_rate(1, 1.1, 1.2)),
     ("paused", Kind.PAUSED, paused("k", "chaos")),
     ("its scope was paused", Kind.PAUSED, paused("", "chaos")),
     ("older arguments", Kind.NEWEST, answers_two(call=1)),

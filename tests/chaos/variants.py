@@ -200,6 +200,8 @@ VARIANTS = (
     _variant(
         "absent-is-ended", Kind.JOB_LOST, broken="absent", mix={"queued": 1}, drains_after=8.0
     ),
+    # A call above its rate begins.
+    _variant("no-rate", Kind.RATE, broken="rate", mix={"rated": 1}, lengths=_SHORT),
     # The place of such a call is stored, and its message is not.
     _variant("no-message", Kind.JOB_LOST, broken="message", mix={"queued": 1}, drains_after=8.0),
     # A call that died with its process after it was acknowledged is at the head for ever.

@@ -16,6 +16,7 @@ class Kind(StrEnum):
     STALE_WRITE = "a stale write was accepted"
     JOB_LOST = "a job was lost"
     RUN_AGAIN = "a job ran again after its success was recorded, or could have been"
+    RATE = "bodies began faster than the rate of their key"
     PAUSED = "a body began while its key was paused"
     ORDER = "an older call began after a newer one"
     NEWEST = "a body ran with older arguments than those of a call that it answered"
