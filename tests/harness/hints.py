@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 from celery_singleton_lock.stores.redis import scripts
 
@@ -17,6 +16,3 @@ def hasten_hints() -> None:
         hastened[script.sha] = script
     scripts.Script.known.clear()
     scripts.Script.known.update(hastened)
-    acquires = (scripts.ACQUIRE, scripts.ACQUIRE_ARGUMENTS, scripts.QUEUE_ACQUIRE)
-    module: Any = scripts
-    module.ACQUIRES = frozenset(script.sha for script in acquires)

@@ -92,7 +92,8 @@ class ScriptRunner:
             # The server was restarted, or SCRIPT FLUSH was called. Only the commands before the
             # first error were executed, and every script may run twice. EVAL loads and runs in one
             # step, so no other client's flush comes in between, and it needs no right to SCRIPT.
-            if commands[0][1] in scripts.ACQUIRES:
+            script = scripts.Script.known.get(commands[0][1])
+            if script is not None and script.grants:
                 # The server may have lost its data, with the number of shards, too.
                 if self.loaded:
                     self.connections.note_other_server()

@@ -36,12 +36,14 @@ Command = Sequence[Any]
 class Script:
     """A script: the files ``lua/<name>.lua``, concatenated; ``<name>()``: as a Lua function."""
 
-    __slots__ = ("sha", "source")
+    __slots__ = ("grants", "rated", "sha", "source")
 
     #: All scripts, by digest.
     known: Final[dict[str, Script]] = {}
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, grants: bool = False, rated: Script | None = None) -> None:
+        #: Whether it grants leases, and the same script for a key that has a rate.
+        self.grants, self.rated = grants, rated
         folder = files("celery_singleton_lock.stores.redis") / "lua"
         self.source = b"".join(_source(folder, name) for name in names)
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
@@ -73,15 +75,16 @@ def with_source(command: Command) -> Command:
     return ("EVAL", Script.known[command[1]].source, *command[2:])
 
 
-def _acquires(*names: str) -> tuple[Script, Script]:
-    """A script that grants leases: without a rate, and with one."""
+def _granting(*names: str) -> Script:
+    """A script that grants leases."""
     parts = ("claims", "wait_queue", "shard_pauses")
-    return Script(*parts, "no_rate", *names), Script(*parts, "rate", *names)
+    rated = Script(*parts, "rate", *names, grants=True)
+    return Script(*parts, "no_rate", *names, grants=True, rated=rated)
 
 
-ACQUIRE, _RATED_ACQUIRE = _acquires("acquire")
-ACQUIRE_ARGUMENTS, _RATED_ARGUMENTS = _acquires("acquire()", "arguments")
-QUEUE_ACQUIRE, _RATED_QUEUE_ACQUIRE = _acquires("call_queue", "acquire()", "queue_acquire")
+ACQUIRE: Final = _granting("acquire")
+ACQUIRE_ARGUMENTS: Final = _granting("acquire()", "arguments")
+QUEUE_ACQUIRE: Final = _granting("call_queue", "acquire()", "queue_acquire")
 RELEASE: Final = Script("claims", "wait_queue", "release")
 RENEW: Final = Script("renew")
 DUE: Final = Script("due")
@@ -104,13 +107,6 @@ QUEUE_POSITION: Final = Script("queue_position")
 QUEUE_KEYS: Final = Script("queue_keys")
 QUEUE_DEPTHS: Final = Script("queue_depths")
 QUEUE_CALLS: Final = Script("call_queue", "queue_calls")
-#: The digests of the scripts that grant leases.
-_RATED: Final = {
-    ACQUIRE.sha: _RATED_ACQUIRE,
-    ACQUIRE_ARGUMENTS.sha: _RATED_ARGUMENTS,
-    QUEUE_ACQUIRE.sha: _RATED_QUEUE_ACQUIRE,
-}
-ACQUIRES: Final = frozenset([*_RATED, *(script.sha for script in _RATED.values())])
 SHARDS: Final = Script("shards")
 PAUSE: Final = Script("shard_pauses", "pause")
 RESUME: Final = Script("shard_pauses", "resume")
@@ -163,7 +159,8 @@ def _further_acquire(words: Command, request: Acquire) -> Command:
 
 
 def _rated(words: Command, key: str, rate: Rate) -> Command:
-    script, interval = _RATED[words[1]], f"{rate.interval * 1e6:.0f}"
+    script, interval = Script.known[words[1]].rated, f"{rate.interval * 1e6:.0f}"
+    assert script is not None, "a rate is counted by what grants leases"
     return _with_more(words, script, [Keyspace.rate(key)], [interval, f"{rate.burst}"])
 
 
