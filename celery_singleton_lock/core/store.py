@@ -203,8 +203,8 @@ class Acquire:
 
     #: Whether the call has a place in the queue of its key (`core.call_queue`).
     queued: ClassVar[bool] = False
-    #: Whether the request is none of the subclasses below, as most are.
-    is_plain: ClassVar[bool] = True
+    #: Whether the request is one of the subclasses below.
+    is_extended: ClassVar[bool] = False
 
     slots: tuple[str, ...]
     token: Token
@@ -234,7 +234,7 @@ class RatedAcquire(Acquire):
     A repeated request for a lease that the token holds already counts once.
     """
 
-    is_plain: ClassVar = False
+    is_extended: ClassVar = True
 
     rate: Rate
 
@@ -261,7 +261,7 @@ class QueuedAcquire(Acquire):
     """
 
     queued: ClassVar = True
-    is_plain: ClassVar = False
+    is_extended: ClassVar = True
 
     rate: Rate | None = None
     late: bool = False

@@ -355,7 +355,7 @@ def test_nothing_of_a_queue_remains_when_its_calls_have_ended(store: Store) -> N
 
 def test_a_rated_request_says_what_it_is() -> None:
     request = Acquire(slots=("k",), token=new_token(), holder=HOLDER, ttl=LONG)
-    assert request.is_plain
+    assert not request.is_extended
     found = rated(request, QUICK)
     assert isinstance(found, RatedAcquire)
-    assert (found.slots, found.rate, found.is_plain) == (("k",), QUICK, False)
+    assert (found.slots, found.rate, found.is_extended) == (("k",), QUICK, True)

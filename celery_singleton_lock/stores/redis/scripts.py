@@ -147,7 +147,7 @@ def acquire_command(request: Acquire, fence_base: str) -> Command:
         fence_base,
         *optional,
     )
-    return words if request.is_plain else _further_acquire(words, request)
+    return _further_acquire(words, request) if request.is_extended else words
 
 
 def _further_acquire(words: Command, request: Acquire) -> Command:
