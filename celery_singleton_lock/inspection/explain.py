@@ -100,6 +100,8 @@ class _Verdict:
     holder: Mapping[str, Any] | None = None
     #: The lease of another call that keeps the key now.
     held: HeldKey | None = None
+    #: Whether the rate of the key has refused the call, or lets it wait.
+    by_rate: bool = False
 
 
 def explain(app: Celery, task_id: str, *, timeout: float = 1.0) -> Explanation:
@@ -131,6 +133,9 @@ def explain(app: Celery, task_id: str, *, timeout: float = 1.0) -> Explanation:
     )
 
 
+#: What a refusal by the rate of the key says (`core.store.Refused.explain`).
+_BY_RATE: Final = " lets its next call start in "
+
 # --- rules ----------------------------------------------------------------------------------------
 
 
@@ -147,6 +152,12 @@ def _skipped(facts: Facts) -> _Verdict | None:
             f"{holder.get('worker')}, had the claim on {key} ({phase}). It was skipped{at}."
         )
         return _Verdict(Fate.DUPLICATE, [text], key, holder)
+    if "retry_after" in value:
+        text = (
+            f"It was skipped{at}, because the rate of {key} let no call start for another "
+            f"{value['retry_after']} s."
+        )
+        return _Verdict(Fate.SKIPPED, [text], key, by_rate=True)
     text = f"It was skipped{at}, because {_name(holder)} on {holder.get('worker')} held {key}."
     held = _held_by(facts, holder, key)
     return _Verdict(Fate.SKIPPED, [text, _then(facts, holder, held)], key, holder, held)
@@ -170,6 +181,9 @@ def _revoked(facts: Facts) -> _Verdict | None:
         key, _, holder = reason.partition(" is held by ")
         text = f'It was revoked{at} by on_conflict="revoke", because {holder} held {key}.'
         return _Verdict(Fate.REVOKED, [text], key)
+    if _BY_RATE in reason:
+        text = f'It was revoked{at} by on_conflict="revoke": {reason}.'
+        return _Verdict(Fate.REVOKED, [text], by_rate=True)
     if reason.startswith(TAKEN_OUT):
         text = f"It never began: it was {reason}."
         return _Verdict(Fate.REVOKED, [text, f"REVOKED was stored{at}."], _own_key(facts))
@@ -187,6 +201,9 @@ def _failed(facts: Facts) -> _Verdict | None:
     error, at = facts.result.value, _at(facts.result.done_at)
     if isinstance(error, LockConflict):
         text = f"It did not run, and failed{at}: {error}"
+        if not error.holder:  # the key was paused, or its rate let no call start
+            by_rate = _BY_RATE in str(error)
+            return _Verdict(Fate.REFUSED, [text], error.key, by_rate=by_rate)
         held = _held_by(facts, error.holder, error.key)
         sentences = [text, _then(facts, error.holder, held)]
         return _Verdict(Fate.REFUSED, sentences, error.key, error.holder, held)
@@ -328,7 +345,7 @@ def _next_in_queue(facts: Facts, place: CallInQueue) -> _Verdict:
     text = f"It is the next call of {place.key}, which it joined{_ago(facts.now, place.since)}."
     if place.starts_in > 0:
         why = f"The rate of its key lets it start in {place.starts_in:.1f} s."
-        return _Verdict(Fate.QUEUED, [text, why], place.key)
+        return _Verdict(Fate.WAITING, [text, why], place.key, by_rate=True)
     if place.state == "waiting":
         why = "Its message is published within seconds, by a worker that checks its queue."
         return _Verdict(Fate.QUEUED, [text, why], place.key)
@@ -588,6 +605,9 @@ def _remedy(facts: Facts, verdict: _Verdict) -> Iterator[str]:
     lease, held, queue = facts.lease, verdict.held, _unserved_queue(facts)
     if (pause := _pause_of(facts, fate)) is not None:
         text = "nothing, it runs when the pause ends" if pause.left else _resume(pause)
+    elif verdict.by_rate:
+        waits = fate is Fate.WAITING
+        text = "nothing, it runs then" if waits else f'{_AGAIN}; on_conflict="queue" runs each call'
     elif fate is Fate.LEFT and lease is not None and lease.is_dead:
         text = _of_left_key(facts, lease)
     elif fate is Fate.RUNNING and lease is not None and facts.may_be_dead(lease):

@@ -109,7 +109,29 @@ def test_operators_see_when_the_next_call_may_start(
     wait_until(lambda: states() == ["rate-limited"], "its next call waits for its time")
     found = inspection.explain(app, second.id)
     assert found.sentences[1].startswith("The rate of its key lets it start in 3")
-    assert found.fate is inspection.Fate.QUEUED
+    assert found.fate is inspection.Fate.WAITING
+    assert found.sentences[-1] == "To do: nothing, it runs then."
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("skip", "because the rate of {key} let no call start for another 0."),
+        ("revoke", "by on_conflict=\"revoke\": the rate of '{key}' lets its next call start in"),
+        ("refuse", "failed"),
+    ],
+)
+def test_a_call_that_the_rate_has_refused_is_explained(
+    stage: Stage, worker: CeleryWorker, name: str, rule: str, text: str
+) -> None:
+    task = getattr(stage.app, rule)
+    task.delay(name).get(timeout=30)
+    result = task.delay(name)
+    wait_until(result.ready, "it is refused")
+    found = inspection.explain(stage.app.app, result.id)
+    assert text.format(key=task.lock_key(name)) in found.sentences[0]
+    assert len(found.sentences) == 2, "nobody has the key"
+    assert found.sentences[1].startswith("To do: send it again")
 
 
 def test_skip_drops_what_is_above_the_rate_and_says_for_how_long(
