@@ -44,6 +44,15 @@ def test_the_first_lock_goes_as_printed(
     second.wait_for_event(EventName.FREED, reason="its process no longer exists")
 
 
+def test_the_rate_goes_as_printed(
+    tmp_path: Path, redis_url: str, worker: Callable[..., CeleryWorker]
+) -> None:
+    page = Page("how-to/rate.md", tmp_path, redis_url).write()
+    partners = worker("partners", concurrency=4)
+    page.check(*page.sessions)
+    partners.wait_for_event(EventName.CONFLICT, outcome="skip", reason="rate")
+
+
 def test_one_account_at_a_time_goes_as_printed(
     tmp_path: Path, redis_url: str, worker: Callable[..., CeleryWorker]
 ) -> None:
