@@ -55,7 +55,7 @@ DATA: Final[Mapping[EventName, tuple[str, ...]]] = {
     EventName.LEASE_LOST: ("reason", "detail", "store", "action"),
     EventName.RELEASE_FAILED: ("error", "frees_in"),
     EventName.FREED: ("reason", "by", "detail"),
-    EventName.CONFLICT: ("outcome", "reason", "again"),
+    EventName.CONFLICT: ("outcome", "reason", "again", "retry_after"),
     EventName.DUPLICATE: ("outcome", "phase", "arguments"),
     EventName.CANCELLED: ("by", "started", "later"),
     EventName.REQUEUED: ("delay", "reason", "sequence"),

@@ -8,7 +8,8 @@ all starts were evenly spaced. A call may start if that is less than ``burst`` i
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Final
 
 from ..option_checks import require, whole
@@ -43,15 +44,17 @@ class Rate:
         TypeError, ValueError: An argument is wrong.
     """
 
-    starts: str
+    starts: str = field(compare=False)
     burst: int
-    interval: float
+    interval: float = field(init=False)
 
     def __init__(self, starts: str | float, burst: int = 1) -> None:
         is_text = isinstance(starts, str)
         is_number = isinstance(starts, (int, float)) and not isinstance(starts, bool)
         require(is_text or is_number, "rate", starts, _ADVICE, TypeError)
-        found = _TEXT.fullmatch(text := starts if isinstance(starts, str) else f"{starts:.10g}/s")
+        # A float in decimals: its repr may have an exponent.
+        text = starts if isinstance(starts, str) else f"{Decimal(repr(starts)):f}/s"
+        found = _TEXT.fullmatch(text)
         require(found and float(found[1]), "rate", starts, _ADVICE)
         assert found is not None
         interval = _SECONDS[found[2] or "s"] / float(found[1])

@@ -337,7 +337,10 @@ def _behind(facts: Facts, place: CallInQueue, holder: HeldKey | None) -> _Verdic
         sentences.append(f"Now {_has(facts, holder)}.")
     if before is not None and (holder is None or before.state != "running"):
         sentences.append(f"Before it is {_call(before)} ({before.state}).")
-    return _Verdict(Fate.WAITING, sentences, place.key, _row(holder), holder)
+    by_rate = holder is None and before is not None and before.starts_in > 0
+    if by_rate and before is not None:
+        sentences.append(f"The rate of the key lets that start in {before.starts_in:.1f} s.")
+    return _Verdict(Fate.WAITING, sentences, place.key, _row(holder), holder, by_rate)
 
 
 def _next_in_queue(facts: Facts, place: CallInQueue) -> _Verdict:
@@ -607,7 +610,11 @@ def _remedy(facts: Facts, verdict: _Verdict) -> Iterator[str]:
         text = "nothing, it runs when the pause ends" if pause.left else _resume(pause)
     elif verdict.by_rate:
         waits = fate is Fate.WAITING
-        text = "nothing, it runs then" if waits else f'{_AGAIN}; on_conflict="queue" runs each call'
+        text = (
+            "nothing, it runs in its turn"
+            if waits
+            else f'{_AGAIN}; on_conflict="queue" runs each call'
+        )
     elif fate is Fate.LEFT and lease is not None and lease.is_dead:
         text = _of_left_key(facts, lease)
     elif fate is Fate.RUNNING and lease is not None and facts.may_be_dead(lease):

@@ -27,8 +27,8 @@ from .hint import publish_hint
 from .join import claim_of
 from .sweep import PARKED
 
-# Seconds by which the clocks of hosts with NTP differ at most.
-_CLOCKS_DIFFER: Final = 1.0
+# Seconds by which the clocks of hosts with NTP usually differ at most.
+_CLOCKS_DIFFER: Final = 0.1
 # Seconds: the times of the store are in whole milliseconds.
 _AFTER_THE_TIME: Final = 0.001
 
@@ -111,7 +111,8 @@ class QueueFeature(Feature):
         if relation not in (Relation.UNQUEUED, Relation.PAUSED):
             return False
         if (obstacle := why_not(self.run.task, self.run.request)) is not None:
-            self._refuse(f"{self.run.key!r} is in use, and {obstacle}", refused)
+            state = "is in use" if refused.record else "lets no call start yet"
+            self._refuse(f"{self.run.key!r} {state}, and {obstacle}", refused)
         place, depth = self._queue.join(self._request(self.run.delivery), timeout=self._timeout)
         # What the store has of this id from now on is this call's, also if the message named none.
         data = RequestData.of(self.run.request)
@@ -134,14 +135,13 @@ class QueueFeature(Feature):
     def _too_early(self, refused: Refused, hint: Hint) -> bool:
         """The rate of the key lets no call start yet: have the message arrive when it does.
 
-        One that has come with a delay is early because clocks differ. It waits here for a moment:
-        published again, it would come back at once, again and again.
+        One that has come with a delay may be early because clocks differ. It waits here for that
+        moment.
         """
         run = self.run
-        if run.request.eta:
-            run.runtime.clock.sleep(min(refused.due_in, _CLOCKS_DIFFER) + _AFTER_THE_TIME)
-            if refused.due_in <= _CLOCKS_DIFFER:
-                return True
+        if run.request.eta and refused.due_in <= _CLOCKS_DIFFER:
+            run.runtime.clock.sleep(refused.due_in + _AFTER_THE_TIME)
+            return True
         publish_hint(run.task.app, self._queue, hint)
         self._drop("rate")
 
@@ -193,7 +193,8 @@ class QueueFeature(Feature):
         run = self.run
         run.free_claim()
         text = f"{why}. The call has not run; send it again"
-        raise LockConflict(text, run.key, refused.holder.for_error())
+        holder = refused.holder.for_error() if refused.record else {}
+        raise LockConflict(text, run.key, holder)
 
     def _drop(self, reason: str) -> NoReturn:
         self.run.emit(EventName.DROPPED, reason=reason)

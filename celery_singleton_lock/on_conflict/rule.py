@@ -44,6 +44,7 @@ class Decision:
         reason: The reason, for the log and the error.
         delivery: The content of the header of a requeue copy.
         pace: The delay of a requeue.
+        is_exact: Whether the delay is ``pace[0]``, without a backoff.
         queues_claim: Whether the message's claim is queued with the copy. False if another delivery
             or attempt of the task has the key, because that one changes the claim.
     """
@@ -53,6 +54,7 @@ class Decision:
     delivery: Delivery
     pace: Pace = AGAIN
     queues_claim: bool = False
+    is_exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,14 @@ class Conflict:
         no_requeue: Why the message can't be requeued (LockConflict then); None: it can.
         wall: Seconds since the epoch.
         waited: Seconds for which this delivery has blocked the worker.
+        due_in: Seconds until the rate of the key lets a call start; 0 if another call holds it.
     """
 
     delivery: Delivery
     no_requeue: str | None
     wall: float
     waited: float
+    due_in: float = 0.0
 
 
 class OnConflict:

@@ -32,7 +32,8 @@ class Wait(OnConflict):
         return True
 
     def decide(self, conflict: Conflict) -> Decision:
-        if conflict.waited < self.timeout:
+        if conflict.waited + conflict.due_in < self.timeout:
             return Decision(Outcome.WAIT, self.reason, conflict.delivery)
-        reason = f"waiting for {self.timeout:g} s was not enough"
+        verb = "would not be" if conflict.due_in else "was not"
+        reason = f"waiting for {self.timeout:g} s {verb} enough"
         return Decision(Outcome.RAISE, reason, conflict.delivery)

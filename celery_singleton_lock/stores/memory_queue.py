@@ -51,8 +51,10 @@ _CLOCKS_DIFFER: Final = 0.02
 _FOREIGN: Final = 1.0
 #: Seconds from the end of the lease of a call, which is acknowledged early, until it is lost.
 _OVERDUE_FOR: Final = 5.0
-#: Seconds between two sweeps of a key that is paused, or whose rate lets no call start for longer.
-_LONGEST_UNSWEPT: Final = 3600.0
+#: Seconds between two sweeps of a key that is paused.
+_PAUSED: Final = 3600.0
+#: Seconds between two sweeps of a key whose rate lets no call start for longer.
+_RATE_MAY_CHANGE: Final = 300.0
 # The states of a call that has begun.
 _BEGUN: Final = ("b", "o")
 # Refusals that say more of a message than that its call waits.
@@ -243,7 +245,7 @@ class MemoryCallQueue(CallQueue):
             refused.hint = replace(hint, countdown=refused.due_in)
         elif kept is Relation.QUEUED:
             call.consume()
-            queue.due = self._clock.now() + min(refused.due_in, _LONGEST_UNSWEPT)
+            queue.due = self._clock.now() + min(refused.due_in, _RATE_MAY_CHANGE)
 
     def release(
         self, request: QueuedRelease, /, *, timeout: float = 0
@@ -256,6 +258,8 @@ class MemoryCallQueue(CallQueue):
             cools = self._cooling(key)
             left = self._rate_left(key, self._queues.get(key, _Queue()))
             delay = max(cools + _CLOCKS_DIFFER if cools else 0.0, left)
+            if request.ended_ttl is None:
+                delay = 0.0  # the next attempt has its own countdown
             if end and end.nonce == token.nonce and request.ended_ttl is not None:
                 # Repeated, because its reply was lost.
                 reply, found = ReleaseReply.OURS, self._call(key, end.hinted)
@@ -492,7 +496,7 @@ class MemoryCallQueue(CallQueue):
 
     def _after(self, pause: Pause) -> float:
         """When a queue is swept whose key is paused, unless it is resumed before."""
-        left = _LONGEST_UNSWEPT if pause.left is None else min(pause.left, _LONGEST_UNSWEPT)
+        left = _PAUSED if pause.left is None else min(pause.left, _PAUSED)
         return self._clock.now() + left
 
     def _rate_left(self, key: str, queue: _Queue) -> float:
@@ -514,7 +518,7 @@ class MemoryCallQueue(CallQueue):
             queue.due = self._clock.now() + (_DEADLINE if head.state == "x" else 0.0)
             return None
         if delay > _LONGEST_DELAY:
-            queue.due = self._clock.now() + min(delay, _LONGEST_UNSWEPT)
+            queue.due = self._clock.now() + min(delay, _RATE_MAY_CHANGE)
             return None
         head.copies += 1
         head.repeated = head.repeated or head.copies > 1

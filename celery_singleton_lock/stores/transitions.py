@@ -497,7 +497,11 @@ def _acquire(
         return _paused(pause)
     rate = None if is_held else rate_of(request)
     left = 0.0 if rate is None else start(request.slots[0], rate)
-    return _too_early(draft, request, left) if left else _grant(draft, request, slot)
+    if left:
+        if own is not None:  # a retry keeps its reservation until it starts
+            draft.changes[slot] = Entry(own, left + request.ttl)
+        return _too_early(draft, request, left)
+    return _grant(draft, request, slot)
 
 
 def _choose(draft: Draft, request: Acquire) -> Refused | tuple[str | None, Record | None]:

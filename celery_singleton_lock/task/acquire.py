@@ -60,6 +60,10 @@ _NOT_RUN: Final = (
     'The call has not run; send it again, or choose another on_conflict ("wait" and "retry" wait, '
     '"skip" ends quietly).'
 )
+_ABOVE_RATE: Final = (
+    "The call has not run; send it again later. "
+    'With on_conflict="queue", each call runs when the rate lets it start.'
+)
 # The relations of a refusal that say nothing about the id of this message.
 _OF_ANY_MESSAGE: Final = (
     Relation.OTHER,
@@ -367,9 +371,14 @@ def _refuse(run: TaskRun, decision: Decision, refused: Refused) -> Any:
         delivery = decision.delivery
         if is_overtaken(run.delivery, refused.record, run.runtime.clock.wall()):
             delivery = replace(delivery, tries=max(0, delivery.tries - 1))
-        requeue(run, delivery, decision.pace, decision.reason, claim)
+        exact = decision.is_exact
+        requeue(run, delivery, decision.pace, decision.reason, claim, exact=exact)
+    is_rate = refused.relation is Relation.RATE
+    if is_rate:
+        run.free_claim()  # the script knew what another holder would mean, and not for how long
+    advice = _ABOVE_RATE if is_rate else _NOT_RUN
     raise LockConflict(
-        f"{refused.explain(run.key, run.policy.limit)}, and {decision.reason}. {_NOT_RUN}",
+        f"{refused.explain(run.key, run.policy.limit)}, and {decision.reason}. {advice}",
         run.key,
         refused.holder_for_error(),
         refused.retry_after,
@@ -378,6 +387,8 @@ def _refuse(run: TaskRun, decision: Decision, refused: Refused) -> Any:
 
 def _report_conflict(run: TaskRun, decision: Decision, refused: Refused) -> None:
     data: dict[str, Any] = {"outcome": str(decision.outcome), "reason": decision.reason}
+    if refused.relation is Relation.RATE:
+        data |= {"reason": "rate", "retry_after": round(refused.due_in, 3)}
     if run.delivery.tries or run.delivery.since is not None:
         data["again"] = True
     run.emit(EventName.CONFLICT, holder=refused.known_holder, **data)

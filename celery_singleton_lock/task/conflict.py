@@ -61,9 +61,7 @@ def decide(
     if relation is Relation.PAUSED and no_requeue is None:
         return Decision(Outcome.REQUEUED, "paused", delivery, PAUSED, queues_claim=True)
     if relation in (Relation.OTHER, Relation.RATE) and not delivery.started:
-        decision = rule.decide(Conflict(delivery, no_requeue, wall, waited))
-        is_rate = relation is Relation.RATE and decision.reason == "conflict"
-        return replace(decision, reason="rate") if is_rate else decision
+        return rule.decide(Conflict(delivery, no_requeue, wall, waited, due_in))
     if no_requeue is not None:
         return Decision(Outcome.RAISE, no_requeue, delivery)
     started = replace(delivery, started=True, last=wall)
@@ -71,8 +69,7 @@ def decide(
         reason = "started work is not skipped"
         return Decision(Outcome.REQUEUED, reason, started, queues_claim=True)
     if relation is Relation.RATE:
-        # Half of a pace is jitter: the copies of several calls come one after the other.
-        return Decision(Outcome.REQUEUED, "rate", started, (2 * due_in, 2 * due_in), True)
+        return Decision(Outcome.REQUEUED, "rate", started, (due_in, due_in), True, is_exact=True)
     pace = SHORTLY if relation is Relation.EARLIER else AGAIN
     return Decision(Outcome.REQUEUED, _REASONS[relation], started, pace)
 

@@ -19,7 +19,7 @@ from ..core.heartbeat import LossHandler
 from ..core.keyspace import Keyspace
 from ..core.lease import Holder, Lease, Token
 from ..core.locker import Locker
-from ..core.store import Acquire, Refused, Release, rated
+from ..core.store import Acquire, Refused, Relation, Release, rated
 from ..core.waiter import Waiter
 from ..errors import LeaseLost, LockConflict, NoLease, StoreError
 from ..message.header import mint_nonce
@@ -246,10 +246,12 @@ def _acquire(
                 reply = waiter.acquire(request, waits=left > 0, on_lost=on_lost)
             if isinstance(reply, Lease):
                 return reply
-            if waiter is None or left <= 0:
+            is_rate = reply.relation is Relation.RATE
+            if waiter is None or left <= (reply.due_in if is_rate else 0):
                 key, limit = request.slots[0], len(request.slots)
+                waited = round(longest - left, 1) if is_rate else longest
                 raise LockConflict(
-                    f"{reply.explain(key, limit)}; waited {longest:g} s. Give a longer wait=, or "
+                    f"{reply.explain(key, limit)}; waited {waited:g} s. Give a longer wait=, or "
                     "do the work later.",
                     key,
                     reply.holder_for_error(),

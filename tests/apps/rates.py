@@ -18,14 +18,14 @@ app.conf.update(
 )
 
 
-def body(self: Any, name: str, number: int = 0, attempts: int = 1) -> int:
+def body(self: Any, name: str, number: int = 0, attempts: int = 1, countdown: float = 0) -> int:
     request = self.request
     with Journal.from_env().run(
         name, task_id=request.id, number=number, fence=current_lease().fence_number
     ):
         pass
     if request.retries + 1 < attempts:
-        raise self.retry(countdown=0)
+        raise self.retry(countdown=countdown)
     return number
 
 

@@ -14,7 +14,7 @@ from celery.exceptions import OperationalError as CeleryError
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import StoreError
-from tests.chaos.bodies import LIMITS
+from tests.chaos.bodies import LIMITS, RATES
 from tests.chaos.queues import QUEUED
 
 #: What is published, and how often in relation to each other.
@@ -123,7 +123,7 @@ class Publisher:
         if name in LIMITS:
             key = name  # one key, so that more of its calls than the limit are waiting at any time
         if name in QUEUED:
-            key = f"queue{chances.randrange(_QUEUES)}"
+            key = f"{'rate' if name in RATES else 'queue'}{chances.randrange(_QUEUES)}"
         seconds = chances.uniform(length.shortest, length.longest)
         task: Any = getattr(self._module, name)
         arguments = [key, length.steps, round(seconds, 3)]

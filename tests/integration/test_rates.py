@@ -59,14 +59,13 @@ def test_a_message_is_published_once_and_then_for_its_time(
 def test_a_message_that_comes_a_little_early_waits_at_its_worker(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
-    """A clock that is ahead makes it early. Published again, it would be early again."""
-    task = stage.app.early
-    for number in range(2):
-        task.delay(name, number).get(timeout=30)
+    """A clock that is ahead makes it early."""
+    task = stage.app.in_order
+    task.delay(name, 1).get(timeout=30)
     result = task.apply_async((name, 2), countdown=0.01)
     assert result.get(timeout=30) == 2
     assert worker.log.count(f"[{result.id}] received") == 1
-    assert seconds_between(stage, name)[-1] > 0
+    assert min(seconds_between(stage, name)) > 0.1 - MOMENT
 
 
 def test_a_burst_starts_at_once(stage: Stage, worker: CeleryWorker, name: str) -> None:
@@ -110,7 +109,7 @@ def test_operators_see_when_the_next_call_may_start(
     found = inspection.explain(app, second.id)
     assert found.sentences[1].startswith("The rate of its key lets it start in 3")
     assert found.fate is inspection.Fate.WAITING
-    assert found.sentences[-1] == "To do: nothing, it runs then."
+    assert found.sentences[-1] == "To do: nothing, it runs in its turn."
 
 
 @pytest.mark.parametrize(
@@ -194,6 +193,27 @@ def test_a_retry_of_a_call_in_order_keeps_its_place(
     assert min(seconds_between(stage, name)) > 0.1 - MOMENT
 
 
+def test_a_retry_keeps_its_own_countdown(stage: Stage, worker: CeleryWorker, name: str) -> None:
+    """The rate only makes it later."""
+    task = stage.app.in_order
+    results = [task.delay(name, 0, attempts=2, countdown=1), task.delay(name, 1)]
+    assert [result.get(timeout=30) for result in results] == [0, 1]
+    first, second, *_ = seconds_between(stage, name)
+    assert first > 1 - MOMENT
+    assert second > 0.1 - MOMENT
+
+
+def test_newer_calls_do_not_keep_a_retry_from_running(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    task = stage.app.skip
+    retried = task.delay(name, 1, attempts=2)
+    while not retried.ready():
+        task.delay(name, 2).get(timeout=30)
+    assert retried.get() == 1
+    assert [start.data["number"] for start in stage.starts(name)][:2] == [1, 1]
+
+
 def test_the_claim_of_a_call_that_is_skipped_is_freed(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
@@ -222,6 +242,9 @@ def test_a_block_counts_as_a_call(stage: Stage, name: str) -> None:
         with refused as raised, task.hold(name):
             raise AssertionError
         assert raised.value.retry_after
+    refused = pytest.raises(LockConflict, match="waited 0 s")
+    with refused, hold(name, scope=stage.app.refuse.name, wait=5, app=stage.app.app):
+        raise AssertionError("it waits in vain, as the store has said")
     task = stage.app.wait
     with hold(name, scope=task.name, wait=5, app=stage.app.app) as lease:
         assert lease.fence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.core.backoff import backoff
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import Relation
 from celery_singleton_lock.message.header import Delivery
@@ -45,8 +44,6 @@ def test_a_new_call_that_meets_another_is_treated_by_its_on_conflict(
 def test_a_new_call_above_the_rate_is_treated_by_its_on_conflict(action: str) -> None:
     decision = decided(Relation.RATE, NEW, action)
     assert decision.outcome is OUTCOMES[action]
-    if action in ("skip", "revoke", "wait"):
-        assert decision.reason == "rate"
 
 
 @each_action
@@ -57,8 +54,20 @@ def test_started_work_above_the_rate_is_requeued_until_it_may_start(action: str)
     )
     assert (decision.outcome, decision.queues_claim) == (Outcome.REQUEUED, True)
     assert (decision.reason, decision.delivery.started) == ("rate", True)
-    assert 5.0 <= backoff(*decision.pace, 0) <= 10.0
-    assert 5.0 <= backoff(*decision.pace, 9) <= 10.0
+    assert (decision.pace[0], decision.is_exact) == (5.0, True)
+
+
+@pytest.mark.parametrize(("waited", "due_in"), [(1.0, 3.5), (0.0, 4.9)])
+def test_a_call_waits_for_its_rate_within_its_timeout(waited: float, due_in: float) -> None:
+    def decided(due_in: float) -> Decision:
+        rule = OnConflict.wait(5)
+        return decide(
+            Relation.RATE, NEW, rule, no_requeue=None, wall=1.0, waited=waited, due_in=due_in
+        )
+
+    assert decided(due_in).outcome is Outcome.WAIT
+    late = decided(5.0)
+    assert (late.outcome, late.reason) == (Outcome.RAISE, "waiting for 5 s would not be enough")
 
 
 @each_action

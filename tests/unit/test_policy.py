@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -60,6 +61,7 @@ def test_what_is_left_out_comes_from_the_lower_layer() -> None:
         ("4", 0.25, "4"),
         (4, 0.25, "4/s"),
         (0.1, 10.0, "0.1/s"),
+        (1 / 86400, 86400.0, "0.000011574074074074073/s"),
         (Rate("10/m", burst=3), 6.0, "10/m, burst=3"),
     ],
 )
@@ -69,6 +71,11 @@ def test_a_rate_is_given_in_celery_s_words(given: Any, interval: float, text: st
     assert (rate.interval, str(rate)) == (pytest.approx(interval), text)
     assert eval(repr(rate)) == rate
     assert not policy(rate=given, on_conflict="skip").is_plain
+
+
+def test_equal_rates_are_equal_however_they_are_written() -> None:
+    assert Rate("10/m") == Rate("600/h") == replace(Rate("10/m", burst=2), burst=1)
+    assert Rate(5) == Rate("5") != Rate("5", burst=2)
 
 
 @pytest.mark.parametrize("burst", [0, 1.5, True, "3", 2_000_000])

@@ -8,6 +8,7 @@ packing text is faster than packing numbers.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
@@ -159,7 +160,7 @@ def _further_acquire(words: Command, request: Acquire) -> Command:
 
 
 def _rated(words: Command, key: str, rate: Rate) -> Command:
-    script, interval = Script.known[words[1]].rated, f"{rate.interval * 1e6:.0f}"
+    script, interval = Script.known[words[1]].rated, f"{math.ceil(rate.interval * 1e6 - 1e-3)}"
     assert script is not None, "a rate is counted by what grants leases"
     return _with_more(words, script, [Keyspace.rate(key)], [interval, f"{rate.burst}"])
 

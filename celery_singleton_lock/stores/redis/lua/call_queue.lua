@@ -73,6 +73,8 @@ local function call_queue(key, queue, calls, due)
   end
   -- Note the server time in ms at which the rate of the key lets its next call begin.
   function self.note_next(at) redis.call('HSET', calls, '|next', string.format('%.0f %.0f', now, at)) end
+  -- Look again when the rate lets a call begin, or in five minutes: a deploy may have brought a higher one.
+  function self.look_by_rate(left) self.look_in(math.min(left, 300000)) end
   -- The ms until the rate of the key lets its next call begin.
   function self.rate_left()
     local at, next = string.match(redis.call('HGET', calls, '|next') or '', '^(%d+) (%d+)$')
@@ -120,7 +122,7 @@ local function call_queue(key, queue, calls, due)
       return nil
     end
     if (delay or 0) > 60000 then -- a worker keeps a delayed message in its memory: a sweep comes soon enough
-      self.look_in(math.min(delay, 3600000))
+      self.look_by_rate(delay)
       return nil
     end
     call.copies = call.copies + 1

@@ -67,7 +67,7 @@ if type(reply) ~= 'string' then
         return {'rate', left, unpack(q.reply(call))}
       elseif kept == 'queued' then
         consume(call)
-        q.look_in(math.min(left, 3600000))
+        q.look_by_rate(left)
       end
     elseif head then q.is_held() end
     reply[1] = kept

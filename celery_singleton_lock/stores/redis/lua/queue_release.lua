@@ -17,14 +17,14 @@ local reply = release()
 local cools = ARGV[5] == 'c' and math.max(redis.call('PTTL', key), 0) or 0
 -- Clocks differ: a message that arrives before its key is free is dropped, and its call waits for a sweep.
 local delay = math.max(cools > 0 and cools + 20 or 0, q.rate_left())
-local function to_publish(next)
+local function to_publish(next, delay)
   local found = q.reply(next)
   return {reply, found[1], found[2], found[3], found[4], delay}
 end
 if by == nonce and ttl ~= '' then -- repeated, because the reply was lost
   local next = hinted ~= '' and q.read(hinted)
   reply = 'released'
-  return next and next.letter == 'h' and to_publish(next) or {reply}
+  return next and next.letter == 'h' and to_publish(next, delay) or {reply}
 end
 local is_begun = call and (call.letter == 'b' or call.letter == 'o')
 -- No body has begun: that counts even if the lease has ended before its client could say so.
@@ -35,7 +35,7 @@ if ttl == '' and reply ~= 'released' and call.letter == 'h' and call.nonce == ''
   and q.age(call, tonumber(nesting), tonumber(retries), call.sequence) > 0 then
   call.repeated = '1' -- or a sweep has published it meanwhile
   q.write(call)
-  return to_publish(call)
+  return to_publish(call, 0) -- the next attempt has its own countdown
 end
 if reply ~= 'released' and not is_undone then return {reply} end
 if is_undone then call.begins = call.begins - 1 end
@@ -51,7 +51,7 @@ if ttl == '' then
   elseif call.letter == 'w' then
     call.letter, call.copies = 'h', call.copies + 1
     q.write(call)
-    return to_publish(call)
+    return to_publish(call, 0)
   end
   return {reply}
 end
@@ -59,4 +59,4 @@ q.take_out(id, ended, nonce, ttl, first)
 local next = q.hint(cools > 0 and cools <= 60000, delay)
 if not next then return {reply} end
 redis.call('SET', ended, nonce .. ' ' .. first .. ' ' .. next.id, 'KEEPTTL')
-return to_publish(next)
+return to_publish(next, delay)
