@@ -70,6 +70,7 @@ _NEWEST = ">=begun["  # 8
 _RAISED = "!(raised["  # 9
 _RESULT = "||result["  # 13
 _NOT_PAUSED = "!(paused"  # 15
+_IN_TIME = "!(spent"  # 16
 _OWED = "noted[me]!="
 _NEVER_BOTH = "ended[0]&&ended[1]"
 
@@ -126,6 +127,9 @@ CHECKS = (
     Check(
         "queue, late: the same, joins at a worker", _QUEUE, ("FAULTS=1", "PAUSE", "DIRECT", "LATE")
     ),
+    Check("queue, early: a rate, 1 fault", _QUEUE, ("FAULTS=1", "RATE")),
+    Check("queue, late: a rate, 1 fault", _QUEUE, ("FAULTS=1", "RATE", "LATE")),
+    Check("queue, early: a rate, joins at a worker", _QUEUE, ("FAULTS=1", "RATE", "DIRECT")),
     Check("queue, early: a loss", _QUEUE, ("FAULTS=0", "LOSS")),
     Check("queue, late: a loss", _QUEUE, ("FAULTS=0", "LOSS", "LATE")),
     *(
@@ -140,6 +144,9 @@ CHECKS = (
                 "late: the same, joins at a worker",
                 ("FAULTS=0", "LIVENESS", "PAUSE", "DIRECT", "LATE"),
             ),
+            ("early: every call ends with a rate", ("FAULTS=0", "LIVENESS", "RATE")),
+            ("early: the same, 1 fault", ("FAULTS=1", "LIVENESS", "RATE", "DIRECT")),
+            ("late: ends with a rate, 1 fault", ("FAULTS=1", "LIVENESS", "RATE", "DIRECT", "LATE")),
             ("early: its head is hinted", ("FAULTS=1", "HINTS")),
             ("early: a foreign release is noticed", ("FAULTS=0", "UNNOTICED")),
         )
@@ -255,6 +262,14 @@ CHECKS = (
                 ("PAUSED_DROPPED", "FAULTS=0", "PAUSE", "DIRECT"),
             ),
             ("a paused queue is not due", _DUE, ("SWEPT_ONCE", "FAULTS=0", "PAUSE")),
+            ("a rate is checked at hints only", _IN_TIME, ("RATE_AT_HINT", "FAULTS=0", "RATE")),
+            ("a begin does not count", _IN_TIME, ("RATE_NOT_TAKEN", "FAULTS=0", "RATE")),
+            (
+                "a call that is too early is dropped",
+                _DISCARDED,
+                ("RATED_DROPPED", "FAULTS=0", "RATE", "DIRECT"),
+            ),
+            ("a call that is too early is not due", _DUE, ("RATE_NOT_DUE", "FAULTS=0", "RATE")),
             ("absent is taken for ended", _DISCARDED, ("ABSENT_IS_ENDED", "FAULTS=0", "DIRECT")),
             ("no head check", _AFTER, ("NO_HEAD_CHECK", "FAULTS=1", "DIRECT", "LATE")),
             ("no look: a head stays unhinted", _FOREVER, ("NO_SWEEP", "FAULTS=0", "HINTS")),

@@ -16,6 +16,7 @@
  * 10 a foreign release, of which the queue is not notified, does not stop it.
  * 13 a call that was taken out has a result, or has raised.
  * 15 no call begins while its key is paused, also one that is sent without a join; none of them is lost.
+ * 16 no call begins before the rate of its key lets it; none of them is lost.
  * And a hint that a dead child had yet to publish stands in its note, for its parent.
  *
  * Non-guarantees. A loss of the store's last writes: 2, 3, 4, 8 and 9 are void from then on; the others
@@ -32,7 +33,9 @@
  * of a lease that is held is in lease.pml as well. A third identical copy of a message is not kept.
  * Numbers begin again when the queue is empty, which only bounds them. LATE: messages are acknowledged
  * late. DIRECT: the first call is sent without a join, as by another publisher, and so joins at a worker.
- * OPERATOR: an operator takes a call out. PAUSE: one pauses the key, once, and resumes it.
+ * OPERATOR: an operator takes a call out. PAUSE: one pauses the key, once, and resumes it. RATE: after each
+ * begin, a time passes until the next call may begin: first too long for a delayed message, then not.
+ * A delayed message may arrive at any moment, also too early.
  *
  * Failure handling. FAULTS bounds, together: a publisher or worker that dies at any step, a join or end
  * without a reply, a publish that the broker refuses, a lost message. With LOSS the store also loses an
@@ -40,8 +43,9 @@
  *
  * Must-fail variants, each a protection taken out: HEAD_NOT_STORED, PASSED_OVER, ATTEMPT_0,
  * BEGUN_UNCHECKED, NOTE_ERASED_EARLY, ABSENT_IS_ENDED, NO_HEAD_CHECK, NO_SWEEP, LAST_PLUS_ONE,
- * PAUSE_AT_HINT, PAUSED_DROPPED, SWEPT_ONCE, JOIN_IN_TWO, END_WITHOUT_TOKEN, WITHDRAW_WITHOUT_MARKER, RETRY_OVERWRITES, RESULT_LAST. WITNESS
- * is no protection: it states that the two calls never both end with all faults spent, which is false.
+ * PAUSE_AT_HINT, PAUSED_DROPPED, SWEPT_ONCE, RATE_AT_HINT, RATE_NOT_TAKEN, RATED_DROPPED, RATE_NOT_DUE,
+ * JOIN_IN_TWO, END_WITHOUT_TOKEN, WITHDRAW_WITHOUT_MARKER, RETRY_OVERWRITES, RESULT_LAST. WITNESS is no
+ * protection: it states that the two calls never both end with all faults spent, which is false.
  */
 
 #ifndef FAULTS
@@ -72,6 +76,11 @@
 #define ENDING 5 /* the result is stored */
 #define HINTING 6 /* the key is free; publishing the hint of the reply is next */
 #define CLOSING 7 /* storing that the call was lost is next */
+#define DELAYED 8 /* refused by the rate; publishing the message again is next */
+
+/* How long the rate lets no call begin: at 0 one may; NEAR, a message may be delayed by as much. */
+#define NEAR 1
+#define FAR 2
 
 /* Where a publisher is. */
 #define MAKING 0
@@ -115,6 +124,7 @@ byte key;
 byte last; /* the last number */
 bit due;
 byte served; /* of LAST_PLUS_ONE */
+byte left; /* of RATE */
 
 byte copies[4]; /* messages at the broker, of each call and attempt */
 byte noted[2]; /* the hint that a child owes */
@@ -124,6 +134,7 @@ bit lost, foreigner;
 byte removing = NO_CALL;
 bit operated;
 bit paused, was_paused;
+bit spent; /* a call has begun, and the next one may not yet */
 byte v;
 
 /* What has happened. */
@@ -222,14 +233,15 @@ inline publish_next() {
   v = 0
 }
 
-/* The end of a call by its worker: compare the token, take out, hint. Sent again, its reply is the same. */
+/* The end of a call by its worker: compare the token, take out, hint, or leave that to a look if the rate lets
+ * no call begin for long. Sent again, its reply is the same. */
 inline end_it() {
   if
   :: OWNS ->
       key = FREE;
       served = SERVED(number[MYC]);
       take_out(MYC);
-      hint_next();
+      if :: left < FAR -> hint_next() :: else -> v = NO_CALL fi;
       w[me].reply = v;
       v = 0;
 #ifndef NOTE_ERASED_EARLY
@@ -358,6 +370,27 @@ end:
               leave()
 #endif
 #endif
+#if defined(RATE) && !defined(RATE_AT_HINT)
+          /* Its rate lets it not begin yet: it joins and asks again, is published again, or waits for a look. */
+          :: left > 0 && key == FREE && (EMPTY || HEAD(MYC)) ->
+              if
+              :: !IN(MYC) ->
+#ifdef RATED_DROPPED
+                  leave();
+#else
+                  join(MYC, w[me].a, v);
+                  v = 0;
+#endif
+                  assert(marker[MYC] || IN(MYC)) /* 7 */
+              :: IN(MYC) && left == NEAR -> state[MYC] = HINTED; w[me].at = DELAYED
+              :: else ->
+                  if :: state[MYC] == HINTED -> state[MYC] = WAITING :: else fi;
+#ifdef RATE_NOT_DUE
+                  due = 0;
+#endif
+                  leave()
+              fi
+#endif
 #ifdef ABSENT_IS_ENDED
           :: !IN(MYC) -> assert(marker[MYC] || IN(MYC)); leave() /* 7 */
 #else
@@ -370,6 +403,7 @@ end:
           :: else ->
               if :: !IN(MYC) -> join(MYC, w[me].a, v); v = 0 :: else fi;
               assert(!paused); /* 15 */
+              assert(!spent); /* 16 */
               assert(!ended[MYC] || lost || raised[MYC]); /* 4 */
               assert(!IS_BOUNDED || lost || !once[MYC * 2 + w[me].a]); /* 4 */
               assert(!called_after[MYC] || ended[O(MYC)] || lost); /* 2 */
@@ -379,10 +413,20 @@ end:
               begun[MYC] = w[me].a + 1;
               state[MYC] = BEGUN;
               key = me + 1;
+#ifdef RATE
+              spent = 1;
+#ifndef RATE_NOT_TAKEN
+              left = FAR;
+#endif
+#endif
               w[me].at = BODY
           fi
       fi;
       verify() }
+#ifdef RATE
+  /* The message is published again, with a delay, and the copy that asked ends. [key_queue/hint.py publish_hint] */
+  :: d_step { w[me].at == DELAYED -> publish(MYC, stored[MYC]); leave() }
+#endif
   /* The first call retries: its entry has the newer attempt before that is published. [stores/redis/lua/queue_join.lua] */
   :: d_step { w[me].at == BODY && w[me].a == 0 && MYC == 0 ->
 #ifdef RETRY_OVERWRITES
@@ -528,6 +572,10 @@ end:
       last = 0;
       due = 0;
       verify() }
+#endif
+#ifdef RATE
+  /* Time passes: the rate lets the next call begin soon, or now. [environment] */
+  :: d_step { spent -> if :: left > 0 -> left-- :: else fi; spent = (left > 0) }
 #endif
   /* The lease of a dead worker ends, or its parent releases it. [environment] */
   :: d_step { key == ORPHAN -> key = FREE }
