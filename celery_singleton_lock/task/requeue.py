@@ -62,11 +62,7 @@ def requeue(
         Exception: The message can't be published at all. The task fails, because a retained
             message would block this process endlessly.
     """
-    copy, tries, refusals = replace(delivery, tries=delivery.tries + 1), 0, 0
-    # Without the store it is unknown whether a body has begun by a message of a call in a queue. A
-    # newer one would begin in any case, so its copy stays the message that the store has.
-    if retain or not any(feature.keeps_place for feature in run.features):
-        copy = copy.copied()
+    copy, tries, refusals = replace(delivery, tries=delivery.tries + 1).copied(), 0, 0
     if retain:  # else the store does not answer
         for feature in run.features:
             feature.requeue(copy)

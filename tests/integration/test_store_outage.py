@@ -5,7 +5,6 @@ The store is a server of its own here, or the broker and result backend too, as 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,7 +17,6 @@ import redis
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer
-from tests.apps.gate import Gate
 from tests.harness.busy import busy
 from tests.harness.deliveries import wait_until
 from tests.harness.etcd import EtcdCluster
@@ -100,25 +98,6 @@ def test_a_task_whose_store_is_down_is_neither_run_nor_lost(
     private_redis.start() if outage == "killed" else private_redis.resume()
     assert [result.get(timeout=30)["lost"] for result in results] == [False, False]
     assert len(journal.runs()) == 2
-
-
-def test_the_message_of_a_call_in_a_queue_stays_the_one_that_the_store_has(
-    private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
-) -> None:
-    """It may be a second delivery of a call that has begun: a newer message would begin again."""
-    pauses = load_app("tests.apps.pauses")
-    process = worker("tests.apps.pauses", concurrency=1)
-    before = pauses.rules["queue"].delay("before", 1, gate="open")
-    journal.wait_for_starts(key="before")
-    result = pauses.rules["queue"].delay("k", 2)
-    process.wait_for_log(f"{result.id}] received")
-    private_redis.pause()
-    Gate(pauses.client(os.getpid()), "open").open()
-    requeued = process.wait_for_event(EventName.REQUEUED, task_id=result.id, reason="store")
-    assert requeued.has(sequence=0)
-    private_redis.resume()
-    assert [one.get(timeout=30) for one in (before, result)] == [1, 2]
-    assert len(journal.runs("k")) == 1
 
 
 @pytest.mark.slow
