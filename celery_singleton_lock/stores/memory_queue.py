@@ -258,15 +258,16 @@ class MemoryCallQueue(CallQueue):
             cools = self._cooling(key)
             left = self._rate_left(key, self._queues.get(key, _Queue()))
             delay = max(cools + _CLOCKS_DIFFER if cools else 0.0, left)
-            if request.ended_ttl is None:
-                delay = 0.0  # the next attempt has its own countdown
             if end and end.nonce == token.nonce and request.ended_ttl is not None:
                 # Repeated, because its reply was lost.
                 reply, found = ReleaseReply.OURS, self._call(key, end.hinted)
                 hinted = found if found and found.state == "h" else None
             elif call is not None:
                 hinted = self._released(request, call, reply, delay)
-        return reply, None if hinted is None else replace(hinted.hint(key), countdown=delay)
+        if hinted is None:
+            return reply, None
+        # The next attempt of the same call has its own countdown.
+        return reply, replace(hinted.hint(key), countdown=0.0 if hinted is call else delay)
 
     def _released(
         self, request: QueuedRelease, call: _Call, reply: ReleaseReply, delay: float
@@ -542,8 +543,8 @@ class MemoryCallQueue(CallQueue):
     ) -> _Call | None:
         """Take out a call that has ended; returns the call that is hinted next.
 
-        Its message is delayed while the key cools down, or its rate lets no call start, unless that
-        is long.
+        Its message has a delay if the key cools down, or if its rate lets no call start yet. If
+        that takes more than a minute, a sweep publishes it.
         """
         was_head = self._queues[key].head is call
         self._drop(key, call)

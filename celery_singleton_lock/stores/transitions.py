@@ -499,7 +499,7 @@ def _acquire(
     left = 0.0 if rate is None else start(request.slots[0], rate)
     if left:
         if own is not None:  # a retry keeps its reservation until it starts
-            draft.changes[slot] = Entry(own, left + request.ttl)
+            draft.changes[slot] = Entry(own, max(left + request.ttl, own.ttl))
         return _too_early(draft, request, left)
     return _grant(draft, request, slot)
 

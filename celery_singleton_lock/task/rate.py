@@ -8,9 +8,7 @@ from ..run_feature import Feature, Run
 
 
 class RateFeature(Feature):
-    """The rate of a run's key. Each run counts: also that of a retry, and of a message that has
-    come back.
-    """
+    """The rate of a run's key. Retries and redelivered messages count too."""
 
     def __init__(self, run: Run, rate: Rate) -> None:
         super().__init__(run)

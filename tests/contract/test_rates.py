@@ -18,7 +18,6 @@ from celery_singleton_lock.core.rate import Rate
 from celery_singleton_lock.core.store import (
     Acquire,
     Granted,
-    RatedAcquire,
     Refused,
     Relation,
     Store,
@@ -157,6 +156,16 @@ def test_the_next_attempt_of_a_retry_counts_and_keeps_its_reservation(
     assert other.relation is Relation.OTHER, "it stays reserved until the retry may start"
     reply = ask(store, key, QUICK, token.next_attempt())
     assert isinstance(reply, Granted)
+
+
+def test_a_refusal_by_the_rate_does_not_shorten_a_reservation(store: Store, key: str) -> None:
+    token = new_token()
+    assert isinstance(ask(store, key, QUICK, token), Granted)
+    become(store, key, token, Kind.RESERVED, ttl=LONG)
+    left(store, key, QUICK, token=token.next_attempt(), ttl=1.0)
+    record = store.leases.inspect(key)
+    assert record is not None
+    assert record.ttl > LONG / 2
 
 
 def test_all_slots_of_a_limit_have_one_rate(store: Store, key: str) -> None:
@@ -375,11 +384,3 @@ def test_nothing_of_a_queue_remains_when_its_calls_have_ended(store: Store) -> N
     for _ in store.operators.survey(pattern, lambda *one: None, lambda name, _: found.append(name)):
         pass
     assert [name for name in found if "}:calls|" in name] == []
-
-
-def test_a_rated_request_says_what_it_is() -> None:
-    request = Acquire(slots=("k",), token=new_token(), holder=HOLDER, ttl=LONG)
-    assert not request.is_extended
-    found = rated(request, QUICK)
-    assert isinstance(found, RatedAcquire)
-    assert (found.slots, found.rate, found.is_extended) == (("k",), QUICK, True)

@@ -79,7 +79,10 @@ if left > 0 then
   -- The client was woken for the key, and does not take it: it must not stay reserved for it.
   if string.sub(redis.call('GET', chosen) or '', 1, 9) == 'r %waiter' then redis.call('DEL', chosen) end
   -- A retry keeps its reservation until it starts, or newer calls would be before it again and again.
-  if mine then redis.call('PEXPIRE', chosen, string.format('%.0f', refused[2] + ARGV[2])) end
+  if mine then
+    local ttl = math.max(refused[2] + ARGV[2], redis.call('PTTL', chosen))
+    redis.call('PEXPIRE', chosen, string.format('%.0f', ttl))
+  end
 end
 local others = ''
 if queue then
