@@ -125,6 +125,8 @@ class Join:
         token: The token of the attempt whose message it is.
         message: The message. It replaces an older one.
         sequence: How often this attempt was requeued.
+        asked: The nonces with which the deliveries of this message have asked for the lease. If the
+            attempt has begun under another one, it is not begun again because of this message.
         late: Whether the call's messages are acknowledged late.
         max_waiting: How many calls may be in the queue; None: any number.
         claim: The key of the call's claim, in the shard of ``key``; empty: none. If the call is new
@@ -137,6 +139,7 @@ class Join:
     message: bytes
     late: bool
     sequence: int = 0
+    asked: tuple[str, ...] = ()
     max_waiting: int | None = None
     claim: str = ""
     claim_ttl: float = 0.0

@@ -255,8 +255,8 @@ class QueuedAcquire(Acquire):
     Attributes:
         late: Whether the call's messages are acknowledged late.
         most_begins: How often a run may begin by one message. None means without a limit.
-        asked: The nonces with which this delivery has asked before, without a reply. It knows that
-            no run began under a grant to them.
+        asked: The nonces with which this delivery, and those of which it is a copy, have asked
+            without a reply. No run began under a grant to them.
         rate: The rate of the key; None: it has none.
     """
 

@@ -15,6 +15,7 @@ from celery.exceptions import Ignore
 from ..core.call_queue import CallQueue, Hint, Join, Place, Remove
 from ..core.events import EventName
 from ..core.heartbeat import MAX_TIMEOUT, timeout_for
+from ..core.lease import Lease
 from ..core.store import Acquire, QueuedAcquire, QueuedRelease, Refused, Relation, Release, Store
 from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..message.copy import publish_copy, why_not
@@ -50,6 +51,8 @@ class QueueFeature(Feature):
         # The key in whose queue the header says that the call is, if it is not that of the
         # arguments.
         self._named = named if named != run.key and keyspace.is_lock(named) else None
+        # With which the lease was granted.
+        self._nonce = run.delivery.token.nonce
 
     @classmethod
     def of(cls, run: Run) -> QueueFeature | None:
@@ -85,7 +88,11 @@ class QueueFeature(Feature):
         given = {f.name: getattr(request, f.name) for f in fields(request)}
         given |= {"slots": request.slots[:1], "refused_if_claimed": False}
         most = Queue.in_force(self.run.policy.on_conflict).max_crashes
-        return QueuedAcquire(**given, late=self.run.acks_late, most_begins=most)
+        asked = self.run.delivery.asked
+        return QueuedAcquire(**given, late=self.run.acks_late, most_begins=most, asked=asked)
+
+    def granted(self, lease: Lease) -> None:
+        self._nonce = lease.token.nonce
 
     def answer(self, request: Acquire) -> None:
         """Ask for the key in whose queue the call is, whatever the key template says by now.
@@ -184,6 +191,7 @@ class QueueFeature(Feature):
             message=capture.message.to_bytes(),
             late=run.acks_late,
             sequence=delivery.sequence,
+            asked=(*run.delivery.asked, self._nonce),
             max_waiting=most,
             claim=claim,
             claim_ttl=claim_ttl,

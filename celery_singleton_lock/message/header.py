@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -44,6 +44,9 @@ _RANDOM_ID: Final = re.compile(
 # The valid counts. No message is requeued more often, so this library writes no larger number.
 _COUNTS: Final = range(10**9)
 _MAX_NAME: Final = 32
+# The number of nonces that a copy names: one for each time that it met a store without a reply.
+_MOST_NONCES: Final = 20
+_NONCE: Final = re.compile(r"[0-9a-f]{16}")
 # Seconds since the epoch, in the year 5138; until then a float resolves milliseconds.
 _MAX_MOMENT: Final = 1e11
 # Types of a header. dict is first, because isinstance() with an ABC costs as much as reading a
@@ -69,6 +72,8 @@ class Delivery:
         called_at: Time of the call, for ``cancel_running``, in seconds since the epoch; None:
             unknown.
         queue: The key in whose queue the call has its place, not validated; None: it has none.
+        asked: The nonces with which the deliveries of this message have asked for the lease of a
+            call in a queue, without a reply. No body has begun under them.
         requeued: Number of attempts that Celery does not count: a message that a task publishes
             under its own id is its next attempt. The token's nesting is Celery's plus this number.
         newer: The whole header, if a newer version of this library has written it; else None.
@@ -87,6 +92,7 @@ class Delivery:
     period: Any = None
     called_at: float | None = None
     queue: Any = None
+    asked: tuple[str, ...] = ()
     requeued: int = 0
     newer: Mapping[str, Any] | None = None
     is_plain: bool = field(default=True, compare=False)
@@ -132,6 +138,7 @@ class Delivery:
             new.sequence, new.tries = _count(header.get("sequence")), _count(header.get("tries"))
             new.since, new.last = moment(header.get("since")), moment(header.get("last"))
             new.losses = _count(header.get("losses"))
+            new.asked = _nonces(header.get("asked"))
         return new
 
     def named(self) -> Delivery:
@@ -155,6 +162,7 @@ class Delivery:
         if self.newer is not None:
             return dict(self.newer)
         rare = {"period": self.period, "called_at": self.called_at, "queue": self.queue}
+        rare["asked"] = list(self.asked[-_MOST_NONCES:])
         return {name: value for name, value in rare.items() if value} | {
             "version": VERSION,
             "id": self.token.task_id,
@@ -225,6 +233,12 @@ def is_named(request: Any) -> bool:
     fields = request.__dict__
     named = bool(call_of(header_of(fields, str(request.id))))
     return named and not Arrival.of(fields).is_unnamed
+
+
+def _nonces(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return ()
+    return tuple(one for one in value if isinstance(one, str) and _NONCE.fullmatch(one))
 
 
 def mint_nonce() -> str:

@@ -329,6 +329,10 @@ class MemoryCallQueue(CallQueue):
                 call.message = request.message
                 if call.number == number:
                     return Place.WAITING, 0
+                is_used = call.state in _BEGUN and call.number[:2] == number[:2]
+                if is_used and call.nonce not in request.asked:
+                    call.number = number
+                    return Place.WAITING, 0
                 call.state, call.copies, call.begins, call.nonce = "w", 0, 0, ""
                 call.number, depth = number, 0
             is_own = self._is_reserved_for(key, call)

@@ -314,6 +314,9 @@ def _retain(run: TaskRun, request: Acquire, error: StoreError, failures: int) ->
     rule = run.policy.on_store_error
     retries = rule is OnStoreError.RETRY and not run.eager
     requeues = retries and why_not(run.task, run.request) is None
+    if request.queued:  # the copy must tell the store that no body has begun, if this was granted
+        asked = (*run.delivery.asked, request.token.nonce)
+        run.delivery = replace(run.delivery, asked=asked)
     run.report_outage(error, "requeued" if requeues else "retried" if retries else str(rule))
     if not retries:
         raise error

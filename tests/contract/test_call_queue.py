@@ -304,7 +304,8 @@ def test_a_message_that_is_requeued_replaces_the_older_copy(calls: Calls) -> Non
     first, _ = calls.joined(2)
     calls.begin(first)
     calls.lose_lease()
-    assert calls.join(first, sequence=1, message=b"after a loss") is Place.HINTED
+    copy: Any = {"message": b"after a loss", "asked": (first.nonce,)}
+    assert calls.join(first, sequence=1, **copy) is Place.HINTED
     assert calls.relation(new_token(first.task_id)) is Relation.SUPERSEDED
     calls.begin(new_token(first.task_id), sequence=1)
     calls.lose_lease()
@@ -460,6 +461,52 @@ def test_a_delivery_that_got_no_reply_begins_although_it_may_have_been_granted_t
     early.begin(again, asked=("another", token.nonce))
     early.lose_lease()
     assert early.relation(new_token(token.task_id)) is Relation.LOST
+
+
+def requeued(calls: Calls, *asked: str, call: Token) -> Token:
+    """The copy of a delivery that met a store without a reply. It joins when it arrives."""
+    copy = new_token(call.task_id)
+    reply = calls.ask(copy, sequence=1, asked=asked)
+    assert isinstance(reply, Refused)
+    assert reply.relation is Relation.UNQUEUED
+    assert calls.join(copy, sequence=1, asked=(*asked, copy.nonce)) is Place.WAITING
+    return copy
+
+
+def test_a_copy_of_a_message_by_which_a_call_has_begun_does_not_begin_it_again(
+    early: Calls,
+) -> None:
+    """Its message was delivered twice, and the second delivery met a store without a reply."""
+    first, second = early.joined(2)
+    early.begin(first)
+    copy = requeued(early, new_token().nonce, call=first)
+    early.lose_lease()
+    reply = early.ask(copy, sequence=1)
+    assert isinstance(reply, Refused)
+    assert reply.relation is Relation.LOST
+    assert early.found_by_look()[1].message == copy.attempt.encode(), "the newest message"
+    assert of(second, early.remove(first)[1])
+
+
+def test_a_copy_begins_the_call_if_its_delivery_may_have_been_granted_the_lease(
+    early: Calls,
+) -> None:
+    (first,) = early.joined(1)
+    early.begin(first)  # the reply is lost, and the delivery is requeued
+    copy = requeued(early, first.nonce, call=first)
+    early.lose_lease()
+    assert of(first, early.hinted_by_sweep())
+    early.begin(copy, sequence=1)
+
+
+def test_a_call_that_begins_again_is_not_disturbed_by_a_copy_of_its_message(calls: Calls) -> None:
+    (first,) = calls.joined(1)
+    calls.begin(first)
+    requeued(calls, new_token().nonce, call=first)
+    (call,) = calls.queue.calls(calls.key, most=1, timeout=TIMEOUT)
+    assert (call.state, call.begins) == (CallState.BEGUN, 1)
+    calls.lose_lease()
+    assert calls.hinted_by_sweep().begins == 1
 
 
 def test_a_lease_that_was_given_back_before_the_body_began_leaves_the_call_in_its_place(

@@ -44,8 +44,10 @@ from celery_singleton_lock.key_queue.hint import token_of
 from celery_singleton_lock.key_queue.sweep import QueueSweep
 from celery_singleton_lock.message.header import HEADER
 from celery_singleton_lock.message.stored_message import StoredMessage
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.call_queue import RedisCallQueue
 from example_project.private_server import PrivateServer
+from tests.chaos import proxy
 from tests.harness.app_module import fresh_module
 from tests.harness.bodies import power_cut
 from tests.harness.calls import DAY, Calls
@@ -894,6 +896,32 @@ def test_a_call_that_fails_because_the_store_does_not_answer_leaves_its_queue(
         private_redis.resume()
         assert second.get(timeout=30) == 1
         assert numbers(stage, name) == [1]
+
+
+def test_a_call_whose_grant_has_no_reply_runs_though_its_worker_dies(
+    redis_url: str, tmp_path: Path, private_redis: PrivateServer, name: str
+) -> None:
+    """Its copy tells the store that no body has begun, and is acknowledged early."""
+    with proxy.Proxy(private_redis.port) as link:
+        lock_url = private_redis.url()
+        env = {"LOCK_URL": lock_url, "TTL": "10"}
+        with open_stage(redis_url, tmp_path, APP, env) as stage:
+            through = {"LOCK_URL": lock_url.replace(str(private_redis.port), str(link.port))}
+            worker = stage.worker(concurrency=1, env=through)
+            assert stage.app.early.delay(f"{name}-first", 0).get(timeout=30) == 0
+            (result,) = unconsumed(stage, name, 1)
+            key = stage.app.early.lock_key(name, 0)
+            link.set(proxy.Mode(kind=proxy.Kind.NO_REPLIES))
+            also_consume(stage, worker, name)
+            store = Runtime.of(stage.app.app).store
+            wait_until(lambda: store.leases.inspect(key), "the lease is granted")
+            link.set(proxy.Mode(kind=proxy.Kind.NO_REQUESTS))  # so that it is not given back
+            stage.app.app.control.cancel_consumer(name, destination=[worker.hostname])
+            worker.wait_for_event(EventName.REQUEUED, task_id=result.id, reason="store")
+            power_cut(worker, stage.journal)
+            stage.worker(concurrency=1, queues=[name])
+            assert result.get(timeout=60) == 0
+            assert numbers(stage, name) == [0]
 
 
 def test_a_header_that_names_another_key_gives_its_message_no_place_there(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -46,12 +47,13 @@ ATTEMPT = field_of(token=Token("t-1", 0, 1, "n", "c"))
 CALL = field_of(token=Token("t-1", 0, 0, "n", "d"))
 STARTED, OPTIONS = field_of(started=True), field_of(options={"ttl": 5})
 SINCE, LAST = field_of(since=1.0), field_of(last=1.0)
+ASKED = field_of(asked=("0123456789abcdef",))
 COUNTS = (field_of(sequence=1), field_of(tries=1), field_of(losses=1))
 # Close to what is ours, so that single fields are wrong and not the whole.
 HEADERS = JSON | st.fixed_dictionaries(
     {ATTEMPT: st.just("0.0") | JSON},
     optional={
-        **dict.fromkeys((STARTED, SINCE, LAST, *COUNTS), JSON),
+        **dict.fromkeys((STARTED, SINCE, LAST, ASKED, *COUNTS), JSON),
         OPTIONS: JSON
         | st.dictionaries(
             st.sampled_from(sorted(CALL_OPTIONS)),
@@ -135,11 +137,25 @@ def test_what_a_copy_carries_is_read_by_its_next_delivery() -> None:
         since=1.7e9,
         last=1.8e9,
         losses=2,
+        asked=("0123456789abcdef", "fedcba9876543210"),
         options={"ttl": 30, "on_conflict": OnConflict.retry(2, 3, None)},
     )
     header = json.loads(json.dumps(sent.header()))
     read = received(header, retries=1, **{ATTRIBUTE: Arrival(nonce="n")})
     assert read == sent
+
+
+def test_a_copy_names_the_last_twenty_nonces() -> None:
+    """It may be requeued for hours by a worker that gets no reply."""
+    asked = [f"{number:016x}" for number in range(30)]
+    sent = Delivery(token=Token("t-1", 0, 0, "n"), asked=tuple(asked))
+    assert received(sent.header()).asked == tuple(asked[10:])
+
+
+@pytest.mark.parametrize("asked", ["0123456789abcdef", 1, ["a b"], [None], {"a": 1}], ids=repr)
+def test_what_is_no_nonce_is_forgotten(asked: Any) -> None:
+    header = {**Delivery(token=Token("t-1", 0, 0, "n")).header(), ASKED: asked}
+    assert received(header).asked == ()
 
 
 def test_the_next_attempt_keeps_the_calls_options_and_nothing_else() -> None:
@@ -339,6 +355,7 @@ def test_an_arbitrary_header_never_raises_and_never_forges(header: Any) -> None:
     for count in (read.sequence, read.tries, read.losses):
         assert type(count) is int
         assert 0 <= count < 10**9
+    assert all(re.fullmatch("[0-9a-f]{16}", nonce) for nonce in read.asked)
     if read.since is not None:
         assert ours
         assert type(read.since) is float

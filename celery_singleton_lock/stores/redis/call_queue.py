@@ -40,7 +40,8 @@ class RedisCallQueue(CallQueue):
         key, token = request.key, request.token
         most = scripts.ANY_NUMBER if request.max_waiting is None else f"{request.max_waiting}"
         ordinal = [f"{token.nesting}", f"{token.retries}", f"{request.sequence}"]
-        arguments = [token.call_id, *ordinal, "1" if request.late else "0", request.message, most]
+        late, asked = "1" if request.late else "0", f" {' '.join(request.asked)} "
+        arguments = [token.call_id, *ordinal, late, request.message, most, asked]
         names = CallQueueNames.of(key)
         keys = [key, *names, names.last_number, names.ended(token.call_id)]
         if request.claim:

@@ -1,7 +1,8 @@
 -- Join the queue of a key. A call that is there keeps its number, and gets the message if that is newer.
 -- KEYS: lock, queue, its calls, due set, last number, the call's ended completion record [, its claim]
--- ARGV: call id, nesting, retries, sequence, '1' if acknowledged late, message, the most calls that may wait
---       [, ttl of its claim in ms, if it was not there before]
+-- ARGV: call id, nesting, retries, sequence, '1' if acknowledged late, message, the most calls that may wait,
+--       the nonces with which the deliveries of this message have asked for the lease, each with a blank before
+--       and after it [, ttl of its claim in ms, if it was not there before]
 -- Replies: {'ended'}; {'full', depth}; {'waiting'} or {'hinted'}: the second is to be published. For a call
 --          that was not there before, the number of calls is behind the word
 local key, queue, calls, due, counter, ended = unpack(KEYS)
@@ -22,7 +23,7 @@ if not call then
   q.add(call, counter)
   if KEYS[7] then
     local _, claimant, phase = read_claim(KEYS[7])
-    if claimant == id and phase ~= 'running' then redis.call('PEXPIRE', KEYS[7], ARGV[8]) end
+    if claimant == id and phase ~= 'running' then redis.call('PEXPIRE', KEYS[7], ARGV[9]) end
   end
   depth = depth + 1
   if depth > 1 then return {'waiting', depth} end
@@ -30,9 +31,17 @@ else
   local age = q.age(call, nesting, retries, sequence)
   if age > 0 or (age == 0 and q.message(id)) then return {call.letter == 'h' and 'hinted' or 'waiting'} end
   redis.call('HSET', calls, '+' .. id, ARGV[6])
-  if age < 0 then -- the body that published it ends, or its lease is lost
-    call.letter, call.copies, call.begins, call.nonce = 'w', 0, 0, ''
+  if age < 0 then
+    -- The body that published it ends, or its lease is lost; or none has begun. If a body has begun by another
+    -- delivery, whose message was delivered twice, this is a newer copy of a message that has been used.
+    local is_begun = (call.letter == 'b' or call.letter == 'o') and call.nesting == nesting and call.retries == retries
+    local is_used = is_begun and not string.find(ARGV[8], ' ' .. call.nonce .. ' ', 1, true)
     call.nesting, call.retries, call.sequence = nesting, retries, sequence
+    if is_used then
+      q.write(call)
+      return {'waiting'}
+    end
+    call.letter, call.copies, call.begins, call.nonce = 'w', 0, 0, ''
   end
   q.write(call)
   if age == 0 or q.head() ~= id then return {'waiting'} end
