@@ -1,15 +1,18 @@
-"""The interface of the queue of a key: its calls run one after another, in order.
+"""The interface of the queue of a key: its calls begin in order, and a limit says how many run.
 
 Overview
     The store is the queue: every call is in it from its join until it has ended, the running one
     too. The broker carries hints: the message of the call at the head, normally one per key. A hint
     is no evidence of anything. A lost one costs a deadline, and a copied one costs a request,
-    because the step that grants the lease decides whether its call is the head.
+    because the step that grants the lease decides whether it is the call's turn: it is one of the
+    first calls of the queue, as many as the limit, and all before it have begun. One call that has
+    not begun is hinted at a time: the next one, by the grant of the one before it or the end of
+    another.
 
 Guarantees
     Each operation is one atomic step. A call keeps its place until it ends or is removed, and its
     message is that of its newest attempt. A queue that is not empty is due for a sweep: at the end
-    of the lease that keeps it waiting, or at the deadline of its last hint.
+    of a lease of its calls, or at the deadline of a hint.
 
 State model of a call::
 
@@ -128,6 +131,7 @@ class Join:
         asked: The nonces with which the deliveries of this message have asked for the lease. If the
             attempt has begun under another one, it is not begun again because of this message.
         late: Whether the call's messages are acknowledged late.
+        limit: How many calls of the key may run at a time.
         max_waiting: How many calls may be in the queue; None: any number.
         claim: The key of the call's claim, in the shard of ``key``; empty: none. If the call is new
             in the queue, and has the claim and does not run, the claim lasts ``claim_ttl`` seconds.
@@ -140,6 +144,7 @@ class Join:
     late: bool
     sequence: int = 0
     asked: tuple[str, ...] = ()
+    limit: int = 1
     max_waiting: int | None = None
     claim: str = ""
     claim_ttl: float = 0.0
@@ -233,12 +238,13 @@ class CallQueue(ABC):
         """
 
     @abstractmethod
-    def sweep(self, key: str, /, *, timeout: float) -> tuple[bool, Hint] | None:
-        """Hint the call at the head again, if it is late, or say that it is lost.
+    def sweep(self, key: str, /, *, timeout: float) -> list[tuple[bool, Hint]]:
+        """Hint the calls again that may run and are late, or say that they are lost.
 
         Returns:
-            Whether the call is lost, and the call. A lost one gets a result and is then removed,
-            another one is published. None if there is nothing to do, or another client does it.
+            For each such call whether it is lost, and the call. A lost one gets a result and is
+            then removed, another one is published. Empty if there is nothing to do, or another
+            client does it.
         """
 
     @abstractmethod
@@ -251,10 +257,11 @@ class CallQueue(ABC):
         timeout: float,
         unpublished: Hint | None = None,
         perhaps: bool = False,
+        returns: str = "",
     ) -> None:
-        """Look at ``key`` in ``seconds``, or earlier if its first call is lost or cancelled.
+        """Look in ``seconds`` at the latest at the calls of ``key`` that may run; or at one call.
 
-        Such a call waits for its result alone, so its sweep is not put off.
+        The result of a call that is lost or cancelled is not put off.
 
         Args:
             key: The lock key.
@@ -262,7 +269,10 @@ class CallQueue(ABC):
             timeout: Seconds.
             unpublished: A hint of the key that was not published, and so does not count as a copy:
                 the deadline of the next one would grow with each second of an outage of the broker.
+                Its call is looked at in ``seconds``.
             perhaps: Whether the broker may have it nevertheless: its reply is missing.
+            returns: A call whose message the broker delivers again (``Token.call_id``). It is not
+                looked at earlier than in ``seconds``.
         """
 
     @abstractmethod
@@ -280,7 +290,7 @@ class CallQueue(ABC):
         """Take a call out of the queue.
 
         Returns:
-            The reply, and the call to publish next, if the removed one was at the head.
+            The reply, and the call to publish next; None: there is none.
         """
 
     def missing_rights(self, key: str, /) -> list[str]:

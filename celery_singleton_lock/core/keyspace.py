@@ -61,8 +61,8 @@ class CallQueueNames(NamedTuple):
 
     @classmethod
     def of(cls, key: str) -> CallQueueNames:
-        """The names for the lock ``key``."""
-        shard, _, name = key.partition("}:")
+        """The names for the lock ``key``, or for a slot of it."""
+        shard, _, name = Keyspace.lock_of(key).partition("}:")
         return cls(f"{shard}}}:queue|{name}", f"{shard}}}:calls|{name}", f"{shard}}}:due")
 
     @staticmethod
@@ -139,6 +139,11 @@ class Keyspace:
         a worker before a deploy) conflicts with one of the holders, so it never exceeds the limit.
         """
         return (key, *(f"{key}#{slot}" for slot in range(1, limit))) if limit > 1 else (key,)
+
+    @staticmethod
+    def lock_of(slot: str) -> str:
+        """The key that a lease on ``slot`` is one on."""
+        return slot.partition("#")[0]
 
     @staticmethod
     def is_slot_of(key: str, slot: str) -> bool:

@@ -16,12 +16,15 @@ import json
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote, unquote
 
 from ..errors import FenceUnavailable, LeaseLost
 from .clock import Clock, drift
 from .process import Process, this_process
+
+if TYPE_CHECKING:
+    from .call_queue import Hint
 
 _FOREVER: Final = float("inf")
 #: The task in the token of a key that is reserved for the client that was woken. No task id is
@@ -346,6 +349,8 @@ class Lease:
     outer: Lease | None = field(init=False)
     #: The arguments that the grant returned; set only if the acquire requested them.
     arguments: bytes | None = field(init=False)
+    #: The call that may begin now, in the queue of the key; set only by the grant to a call of it.
+    following: Hint | None = field(init=False)
     # The rest is set by the heartbeat. A process may have thousands of leases, and a sweep reads
     # their times several times. Therefore the times are stored, not computed.
     due: float = field(init=False)  # time of the next renewal

@@ -50,6 +50,7 @@ from .call_queue import Hint
 from .clock import Clock
 from .events import Event, EventName, Events
 from .heartbeat import MAX_TIMEOUT, Heartbeat, LossHandler, timeout_for
+from .keyspace import Keyspace
 from .lease import Holder, Kind, Lease, Phase, Record, SharedDeadline, Token, trust_of
 from .lease_end import LeaseEnds
 from .process import is_proven_dead, processes
@@ -58,6 +59,7 @@ from .store import (
     Acquire,
     Granted,
     GrantedArguments,
+    GrantedInTurn,
     QueuedRelease,
     Refused,
     Relation,
@@ -199,6 +201,8 @@ class Locker:
         )
         if isinstance(grant, GrantedArguments):
             lease.arguments = grant.arguments
+        elif isinstance(grant, GrantedInTurn):
+            lease.following = grant.following
         if self.clock.now() >= lease.valid_until:
             raise StoreUnavailable(
                 f"the grant of {request.slots[0]!r} arrived after its ttl of {lease.ttl} s"
@@ -477,7 +481,7 @@ def notice_free(store: Store, key: str) -> None:
     """
     if (queue := store.call_queue) is not None:
         with suppress(StoreError):
-            queue.defer(key, seconds=0.0, timeout=MAX_TIMEOUT)
+            queue.defer(Keyspace.lock_of(key), seconds=0.0, timeout=MAX_TIMEOUT)
 
 
 def leases_of_the_dead(own: Holder, refused: Refused) -> Sequence[Record]:

@@ -258,6 +258,7 @@ class QueuedAcquire(Acquire):
         asked: The nonces with which this delivery, and those of which it is a copy, have asked
             without a reply. No run began under a grant to them.
         rate: The rate of the key; None: it has none.
+        limit: How many calls may run at a time; None: as many as there are ``slots``.
     """
 
     queued: ClassVar = True
@@ -267,6 +268,7 @@ class QueuedAcquire(Acquire):
     late: bool = False
     most_begins: int | None = None
     asked: tuple[str, ...] = ()
+    limit: int | None = None
 
     def undo(self, claim: ClaimChange | None = None) -> Release:
         """As that of `Acquire`; the call keeps its place."""
@@ -308,6 +310,17 @@ class GrantedArguments(Granted):
     """
 
     arguments: bytes | None
+
+
+@dataclass(slots=True, kw_only=True)
+class GrantedInTurn(Granted):
+    """The reply to the acquire of a call of a queue, if another call may begin now.
+
+    Attributes:
+        following: That call. Its message is to be published.
+    """
+
+    following: Hint
 
 
 @dataclass(slots=True, kw_only=True)

@@ -310,7 +310,9 @@ def _in_queue(facts: Facts) -> _Verdict | None:
     if place.has_begun:
         return _left_place(place)
     holder = facts.others.get(place.key)
-    if place.position > 1 or holder is not None or facts.pause_of(place.key) is not None:
+    # One behind others has its message in the broker if a limit lets it run beside them.
+    waits = holder is not None if place.position == 1 else place.state != "published"
+    if waits or facts.pause_of(place.key) is not None:
         return _behind(facts, place, holder)
     return _next_in_queue(facts, place)
 
@@ -344,7 +346,7 @@ def _behind(facts: Facts, place: CallInQueue, holder: HeldKey | None) -> _Verdic
 
 
 def _next_in_queue(facts: Facts, place: CallInQueue) -> _Verdict:
-    """Its key is free, and no call is before it."""
+    """It may run, and no call that has not begun is before it."""
     text = f"It is the next call of {place.key}, which it joined{_ago(facts.now, place.since)}."
     if place.starts_in > 0:
         why = f"The rate of its key lets it start in {place.starts_in:.1f} s."

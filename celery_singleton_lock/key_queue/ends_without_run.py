@@ -16,6 +16,7 @@ from typing import Any
 
 from ..core.call_queue import Hint, Removal, Remove
 from ..core.events import EventName
+from ..core.keyspace import Keyspace
 from ..core.lease import Token
 from ..core.retry_queue import MAIN_THREAD_TIMEOUT
 from ..core.store import Store
@@ -43,7 +44,7 @@ def of_dead_child(request: Any, key: str, token: Token, comes_back: bool) -> End
     task, header = request.task, header_of(request.request_dict, token.task_id)
     if header.get("queue") or isinstance(task.singleton_policy().on_conflict, Queue):
         what = f"{request.task.name}[{token.task_id}] has ended in the queue of {key}"
-        runtime = Runtime.of(request.app)
+        runtime, key = Runtime.of(request.app), Keyspace.lock_of(key)
         # Also if it had ended: the child may have died before it published the next call.
         sequence = Delivery.of(request.request_dict).sequence
         end = _end(runtime, key, token, sequence, comes_back=comes_back, always=True)
@@ -110,8 +111,11 @@ def _end(
             if removal is Removal.REMOVED:
                 report()
         if following is not None or always:
-            seconds = _COMES_BACK if comes_back else 0.0
-            queue.defer(key, seconds=seconds, timeout=MAIN_THREAD_TIMEOUT, unpublished=following)
+            if comes_back:
+                call = token.call_id
+                queue.defer(key, seconds=_COMES_BACK, timeout=MAIN_THREAD_TIMEOUT, returns=call)
+            else:
+                queue.defer(key, seconds=0.0, timeout=MAIN_THREAD_TIMEOUT, unpublished=following)
             if not comes_back and runtime.sweep_soon is not None:
                 runtime.sweep_soon(key)
 

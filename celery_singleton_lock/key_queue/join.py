@@ -109,6 +109,7 @@ def joining(
                 token=token_of(message.headers),
                 message=message.to_bytes(),
                 late=bool(task.acks_late),
+                limit=policy.limit,
                 max_waiting=most,
                 claim=claim,
                 claim_ttl=claim_ttl,

@@ -1,7 +1,7 @@
-"""``on_conflict="queue"``: the calls of a key run one after another, and no worker waits.
+"""``on_conflict="queue"``: the calls of a key run in order, and no worker waits.
 
-A call whose key is held gets a place in the queue of the key (`core.call_queue`), with its message,
-and its delivery ends. The end of the call before it publishes it again.
+A call that has to wait gets a place in the queue of the key (`core.call_queue`), with its message,
+and its delivery ends. It is published again when a call before it ends, or begins with room for it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from celery.exceptions import Ignore
 from ..core.call_queue import CallQueue, Hint, Join, Place, Remove
 from ..core.events import EventName
 from ..core.heartbeat import MAX_TIMEOUT, timeout_for
+from ..core.keyspace import Keyspace
 from ..core.lease import Lease
 from ..core.store import Acquire, QueuedAcquire, QueuedRelease, Refused, Relation, Release, Store
 from ..errors import LockConflict, StoreError, StoreUnavailable
@@ -82,17 +83,20 @@ class QueueFeature(Feature):
     def prepare(self, request: Acquire) -> Acquire:
         """Ask for the lease as a call with a place.
 
-        Such calls run one at a time, also if the option has given way to a ``limit``. A claim
-        decides which calls are published, not whose turn it is: its call may wait behind this one.
+        A claim decides which calls are published, not whose turn it is: its call may wait behind
+        this one.
         """
         given = {f.name: getattr(request, f.name) for f in fields(request)}
-        given |= {"slots": request.slots[:1], "refused_if_claimed": False}
+        given |= {"refused_if_claimed": False}
         most = Queue.in_force(self.run.policy.on_conflict).max_crashes
         asked = self.run.delivery.asked
         return QueuedAcquire(**given, late=self.run.acks_late, most_begins=most, asked=asked)
 
     def granted(self, lease: Lease) -> None:
+        """Publish the call that may begin beside this one."""
         self._nonce = lease.token.nonce
+        if (following := getattr(lease, "following", None)) is not None:
+            publish_hint(self.run.task.app, self._queue, following)
 
     def answer(self, request: Acquire) -> None:
         """Ask for the key in whose queue the call is, whatever the key template says by now.
@@ -103,7 +107,7 @@ class QueueFeature(Feature):
             call_id = request.token.call_id
             if self._queue.position(self._named, call_id, timeout=self._timeout) is not None:
                 self.run.key = self._named
-                request.slots = (self._named,)
+                request.slots = Keyspace.slots(self._named, len(request.slots))
             self._named = None
 
     def refused(self, refused: Refused) -> bool:
@@ -192,6 +196,7 @@ class QueueFeature(Feature):
             late=run.acks_late,
             sequence=delivery.sequence,
             asked=(*run.delivery.asked, self._nonce),
+            limit=run.policy.limit,
             max_waiting=most,
             claim=claim,
             claim_ttl=claim_ttl,

@@ -127,10 +127,10 @@ class QueueSweep:
             self._disconnect()
 
     def _sweep_key(self, key: str) -> bool:
-        """Sweep the queue of a key. Returns whether its first call was published, or has ended."""
+        """Sweep the queue of a key. Returns whether a call of it was published, or has ended."""
         try:
             found = self._queue.sweep(key, timeout=MAX_TIMEOUT)
-            return found is not None and self._act_on(*found)
+            return sum([self._act_on(is_lost, hint) for is_lost, hint in found]) > 0
         except StoreUnavailable:
             raise
         except StoreError as exc:

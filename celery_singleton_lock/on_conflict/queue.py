@@ -19,7 +19,7 @@ _NO_WAIT: Final = 'on_conflict="queue" doesn\'t wait for the end of a period'
 
 @dataclass(frozen=True, slots=True, init=False)
 class Queue(OnConflict):
-    """Run the calls of a key one after another, in order. Waiting calls need no worker.
+    """Run the calls of a key in order, ``limit`` at a time. Waiting calls need no worker.
 
     Args:
         max_waiting: How many calls of a key may be in its queue. One more raises QueueFull.
@@ -55,9 +55,9 @@ class Queue(OnConflict):
             'on_duplicate="replace"' if policy.debounce is None else f"debounce={policy.debounce:g}"
         )
         contradictions = {
-            f"limit={policy.limit}": (
-                policy.limit > 1,
-                "calls run one after another; use limit=1",
+            f"limit={policy.limit} and min_hold={policy.min_hold:g}": (
+                policy.limit > 1 and policy.min_hold > 0,
+                "each run would keep one of several places; use limit=1, or a rate",
             ),
             'on_store_error="run"': (
                 policy.on_store_error == "run",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Final
 
 from ..core.call_queue import (
@@ -20,13 +21,14 @@ from ..core.call_queue import (
 )
 from ..core.clock import Clock
 from ..core.keyspace import Keyspace
-from ..core.lease import Kind, Phase, Token
+from ..core.lease import Kind, Phase, Record, Token
 from ..core.pauses import Pause
 from ..core.rate import Rate
 from ..core.store import (
     ClaimChange,
     Claims,
     Granted,
+    GrantedInTurn,
     Leases,
     Operators,
     QueuedAcquire,
@@ -79,6 +81,7 @@ class _Call:
         begun: Whether an attempt of it has begun.
         nonce: That of the last begin of the attempt.
         joined_at: When it joined, in seconds since the epoch.
+        at: When a sweep looks at it; None: it waits for its turn.
     """
 
     call_id: str
@@ -92,6 +95,12 @@ class _Call:
     begins: int = 0
     begun: bool = False
     nonce: str = ""
+    at: float | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no body of it has begun, and one may begin: those behind it wait for that."""
+        return not self.begun and self.state != "x"
 
     def is_lost(self, request: QueuedAcquire) -> bool:
         """Whether it does not begin again: acknowledged early, or begun as often as it may."""
@@ -108,11 +117,13 @@ class _Call:
         self.number = (token.nesting, token.retries, request.sequence)
         self.nonce = token.nonce
 
-    def consume(self) -> None:
-        """A copy of its message ends here, because its call may not start."""
+    def consume(self, at: float | None = None) -> None:
+        """A copy of its message ends here. It is looked at then; None: it waits for its turn."""
         if self.state == "h":
             self.copies = max(self.copies - 1, 0)
             self.state = "h" if self.copies else "w"
+        if self.state == "w" or (self.state == "h" and at is not None):
+            self.at = at
 
     def hint(self, key: str) -> Hint:
         return Hint(
@@ -126,15 +137,52 @@ class _Call:
 
 @dataclass(slots=True)
 class _Queue:
-    """The calls of one key in order, when it is swept next, and the rate if it has one."""
+    """The calls of one key in order, how many may run, and the rate if it has one."""
 
     calls: dict[str, _Call] = field(default_factory=dict)
-    due: float = 0.0
+    limit: int = 1
+    most_limit: int = 1
     rate: Rate | None = None
 
+    def set_limit(self, limit: int) -> None:
+        self.limit, self.most_limit = limit, max(limit, self.most_limit)
+
     @property
-    def head(self) -> _Call | None:
-        return next(iter(self.calls.values()), None)
+    def front(self) -> list[_Call]:
+        """The calls that may run."""
+        return [*islice(self.calls.values(), self.limit)]
+
+    @property
+    def next(self) -> _Call | None:
+        """The call that is to begin next, or to go on because it is one of the front now."""
+        return next(
+            (one for one in self.front if one.is_new or (one.state == "w" and one.at is None)), None
+        )
+
+    @property
+    def looked_at(self) -> list[_Call]:
+        """The calls that a sweep looks at: none behind one that has not begun."""
+        found, is_blocked = [], False
+        for call in self.front:
+            if not (call.is_new and is_blocked):
+                found.append(call)
+            is_blocked = is_blocked or call.is_new
+        return found
+
+    @property
+    def due(self) -> float:
+        """When it is swept next."""
+        return min((call.at or 0.0 for call in self.looked_at), default=0.0)
+
+    def has_turn(self, call: _Call) -> bool:
+        """Whether a call may begin now."""
+        front = self.front
+        if call.call_id not in self.calls:
+            return len(front) < self.limit and not any(one.is_new for one in front)
+        if call not in front:
+            return False
+        before = front[: front.index(call)]
+        return call.begun or not any(one.is_new for one in before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +245,7 @@ class MemoryCallQueue(CallQueue):
             if self._has_ended(key, token):
                 return Refused(relation=Relation.DONE)
             queue = self._queues.get(key, _Queue())
+            queue.set_limit(len(request.slots))
             # A call that has not joined joins by running; the broker has its message.
             call = queue.calls.get(token.call_id) or _Call(
                 token.call_id, number, b"", request.late, self._clock.wall(), copies=1
@@ -205,57 +254,79 @@ class MemoryCallQueue(CallQueue):
                 return Refused(relation=Relation.SUPERSEDED)
             is_newest = call.number == number
             kept = Relation.QUEUED if is_newest and call.message else Relation.UNQUEUED
-            if not is_newest or queue.head not in (None, call):
-                return Refused(relation=kept, record=self._inspect(key))
+            slots = Keyspace.slots(key, queue.most_limit)
+            held = self._record_of(call, slots)
+            is_beyond = (
+                held is not None
+                and held.kind is not Kind.RESERVED
+                and held.key not in request.slots
+            )
+            if not is_newest or is_beyond or not queue.has_turn(call):
+                if kept is Relation.QUEUED:
+                    call.consume()
+                held_slots = [*filter(None, map(self._inspect, slots))]
+                record = held_slots[0] if held_slots else None
+                return Refused(relation=kept, record=record, others=tuple(held_slots[1:]))
             was_granted = call.nonce in request.asked
-            if not was_granted and self._inspect(key) is None and call.is_lost(request):
-                call.state, queue.due = "x", self._clock.now()
+            is_free = held is None and self._free(key, queue)[0]
+            if not was_granted and is_free and call.is_lost(request):
+                call.state, call.at = "x", self._clock.now()
                 return Refused(relation=Relation.LOST)
             reply = self._leases.acquire(request, timeout=timeout)
             if isinstance(reply, Granted):
                 queue.calls[token.call_id], self._queues[key] = call, queue
                 call.begin(request, is_repeated=was_granted)
-                self._is_held(key, queue)
+                call.at = self._clock.now() + request.ttl
                 queue.rate = request.rate
-            elif reply.relation is Relation.DONE:
-                queue.due = self._clock.now()
+                return self._in_turn(key, queue, reply)
+            if reply.relation is Relation.DONE:
                 self._drop(key, call)
             elif reply.relation not in _ENDS:
-                if reply.relation not in (Relation.PAUSED, Relation.RATE):
-                    self._is_held(key, queue)
-                elif token.call_id in queue.calls:
+                if token.call_id in queue.calls:
                     self._may_not_start(request, queue, call, reply, kept)
                 if reply.relation is not Relation.RATE or reply.hint is None:
                     reply.relation = kept
             return reply
 
+    def _in_turn(self, key: str, queue: _Queue, reply: Granted) -> Granted:
+        """The grant, with the call that may begin beside the one to which it was given."""
+        following = queue.next if queue.limit > 1 else None
+        if following is None or following.state != "w":
+            return reply
+        delay = self._rate_left(key, queue)
+        if self._hint(key, queue, following, delay=delay) is None:
+            return reply
+        hint = replace(following.hint(key), countdown=delay)
+        return GrantedInTurn(key=reply.key, fence=reply.fence, following=hint)
+
     def _may_not_start(
         self, request: QueuedAcquire, queue: _Queue, call: _Call, refused: Refused, kept: Relation
     ) -> None:
-        """The key is paused, or its rate lets no call start: note when the call is published."""
-        queue.rate = request.rate
-        if refused.relation is Relation.PAUSED:
-            call.consume()
-            queue.due = self._after(refused.pause)
-        elif kept is Relation.QUEUED and refused.due_in <= _LONGEST_DELAY:
-            # The copy that is published takes the place of the one that has asked.
-            call.copies = max(call.copies, 1)
-            self._published(queue, call, refused.due_in)
-            hint = call.hint(request.slots[0])
-            refused.hint = replace(hint, countdown=refused.due_in)
-        elif kept is Relation.QUEUED:
-            call.consume()
-            queue.due = self._clock.now() + min(refused.due_in, _RATE_MAY_CHANGE)
+        """A call has its turn, and may not start yet: note when it is published or looked at."""
+        key, now, is_kept = request.slots[0], self._clock.now(), kept is Relation.QUEUED
+        if refused.relation is Relation.RATE:
+            queue.rate = request.rate
+            if is_kept and refused.due_in <= _LONGEST_DELAY:
+                # The copy that is published takes the place of the one that has asked.
+                call.copies = max(call.copies, 1)
+                self._published(call, refused.due_in)
+                refused.hint = replace(call.hint(key), countdown=refused.due_in)
+            elif is_kept:
+                call.consume(now + min(refused.due_in, _RATE_MAY_CHANGE))
+        elif call.number == (request.token.nesting, request.token.retries, request.sequence):
+            is_paused = refused.relation is Relation.PAUSED
+            at = self._after(refused.pause) if is_paused else self._free(key, queue)[1]
+            call.consume(min(at, now + _PAUSED))
 
     def release(
         self, request: QueuedRelease, /, *, timeout: float = 0
     ) -> tuple[ReleaseReply, Hint | None]:
         """The steps of ``queue_release.lua``."""
-        key, token = request.keys[0], request.token
+        key, token = Keyspace.lock_of(request.keys[0]), request.token
         with self._guard:
             end, call = self._end_of(key, token.call_id), self._call(key, token.call_id)
             reply, hinted = self._leases.release(request, timeout=timeout), None
-            cools = self._cooling(key)
+            cools = self._cooling(request.keys[0])
             left = self._rate_left(key, self._queues.get(key, _Queue()))
             delay = max(cools + _CLOCKS_DIFFER if cools else 0.0, left)
             if end and end.nonce == token.nonce and request.ended_ttl is not None:
@@ -263,17 +334,17 @@ class MemoryCallQueue(CallQueue):
                 reply, found = ReleaseReply.OURS, self._call(key, end.hinted)
                 hinted = found if found and found.state == "h" else None
             elif call is not None:
-                hinted = self._released(request, call, reply, delay)
+                hinted = self._released(request, key, call, reply, delay)
         if hinted is None:
             return reply, None
         # The next attempt of the same call has its own countdown.
         return reply, replace(hinted.hint(key), countdown=0.0 if hinted is call else delay)
 
     def _released(
-        self, request: QueuedRelease, call: _Call, reply: ReleaseReply, delay: float
+        self, request: QueuedRelease, key: str, call: _Call, reply: ReleaseReply, delay: float
     ) -> _Call | None:
         """Whether a call whose lease was released goes on; returns the call to publish next."""
-        key, token, ended_ttl = request.keys[0], request.token, request.ended_ttl
+        token, ended_ttl = request.token, request.ended_ttl
         # Newer: a retry with another key, whose own retry has come back and joined this queue.
         is_newer = call.number[:2] > (token.nesting, token.retries)
         has_begun = call.state in _BEGUN
@@ -288,9 +359,12 @@ class MemoryCallQueue(CallQueue):
             return call
         if is_undone:
             call.begins -= 1
+            call.begun = call.begins > 0 or any(call.number)
         if ended_ttl is not None and not is_newer:
-            return self._take_out(key, call, token, ended_ttl, request.may_return_from, delay)
-        self._queues[key].due = self._clock.now() + _DEADLINE + request.due_in
+            return self._take_out(
+                key, call, token, ended_ttl, request.may_return_from, delay, request.keys
+            )
+        call.at = self._clock.now() + _DEADLINE + request.due_in
         if has_begun and (call.late or not request.has_begun):
             call.state = "h"  # the broker delivers its message again
         elif call.state == "w":
@@ -308,6 +382,7 @@ class MemoryCallQueue(CallQueue):
                 return Place.ENDED, 0
             queue = self._queues.get(key, _Queue())
             call, depth = queue.calls.get(token.call_id), len(queue.calls)
+            queue.set_limit(request.limit)
             if call is None:
                 if request.max_waiting is not None and depth >= request.max_waiting:
                     return Place.FULL, depth
@@ -334,9 +409,12 @@ class MemoryCallQueue(CallQueue):
                     call.number = number
                     return Place.WAITING, 0
                 call.state, call.copies, call.begins, call.nonce = "w", 0, 0, ""
-                call.number, depth = number, 0
-            is_own = self._is_reserved_for(key, call)
-            if queue.head is call and self._hint(key, queue, is_own=is_own):
+                call.at, call.number, depth = None, number, 0
+            held = self._record_of(call, Keyspace.slots(key, queue.most_limit))
+            is_own = held is not None and held.kind is Kind.RESERVED
+            if held is not None and not is_own:  # it runs, and publishes its retry
+                call.at = self._clock.now() + held.ttl
+            elif queue.has_turn(call) and self._hint(key, queue, call, is_own=is_own):
                 return Place.HINTED, depth
             return Place.WAITING, depth
 
@@ -369,7 +447,7 @@ class MemoryCallQueue(CallQueue):
                 position=position,
                 joined_at=call.joined_at,
                 state=CallState(call.state),
-                countdown=0.0 if position else left,
+                countdown=left if call is queue.next else 0.0,
             )
             for position, call in enumerate(calls, first)
         ]
@@ -380,32 +458,33 @@ class MemoryCallQueue(CallQueue):
             due = [key for key, queue in self._queues.items() if queue.due <= now]
         return [key for key in due if Keyspace.shard(key) == shard][:limit]
 
-    def sweep(self, key: str, *, timeout: float) -> tuple[bool, Hint] | None:
+    def sweep(self, key: str, *, timeout: float) -> list[tuple[bool, Hint]]:
         with self._guard:
-            found = self._queues.get(key)
-            if found is None or found.due > self._clock.now():
-                return None  # another client has looked at the same time
-            while queue := self._queues.get(key):
-                head = queue.head
-                # A retry whose key was paused does not come by itself.
-                is_own = head is not None and self._is_reserved_for(key, head)
-                if head is None or (not is_own and self._is_held(key, queue)):
-                    return None
-                if head.state == "b" and not head.late:
-                    head.state, queue.due = "o", self._clock.now() + _OVERDUE_FOR
-                    return None
-                if head.state == "o":
-                    head.state = "x"
-                if head.state == "x":
-                    queue.due = self._clock.now() + _DEADLINE
-                    return True, head.hint(key)
-                if head.message and (pause := self._pause_of(key)) is not None:
-                    queue.due = self._after(pause)
-                    return None
-                if head.message:
-                    hinted = self._hint(key, queue, is_own=is_own)
-                    return None if hinted is None else (False, hinted.hint(key))
-                self._drop(key, head)
+            queue, now = self._queues.get(key), self._clock.now()
+            if queue is None or queue.due > now:
+                return []  # another client has looked at the same time
+            due = [call for call in queue.looked_at if (call.at or 0.0) <= now]
+            return [found for call in due if (found := self._look_at(key, queue, call))]
+
+    def _look_at(self, key: str, queue: _Queue, call: _Call) -> tuple[bool, Hint] | None:
+        """The steps of ``queue_sweep.lua`` for a call."""
+        now = self._clock.now()
+        held = self._record_of(call, Keyspace.slots(key, queue.most_limit))
+        # A retry whose key was paused does not come by itself.
+        is_own = held is not None and held.kind is Kind.RESERVED
+        if held is not None and not is_own:
+            call.at = now + held.ttl
+        elif call.state == "b" and not call.late:
+            call.state, call.at = "o", now + _OVERDUE_FOR
+        elif call.state in ("o", "x"):
+            call.state, call.at = "x", now + _DEADLINE
+            return True, call.hint(key)
+        elif not call.message:
+            self._drop(key, call)
+        elif (pause := self._pause_of(key)) is not None:
+            call.at = self._after(pause)
+        elif self._hint(key, queue, call, is_own=is_own):
+            return False, call.hint(key)
         return None
 
     def defer(
@@ -416,50 +495,50 @@ class MemoryCallQueue(CallQueue):
         timeout: float,
         unpublished: Hint | None = None,
         perhaps: bool = False,
+        returns: str = "",
     ) -> None:
         with self._guard:
-            call = self._call(key, unpublished.call_id) if unpublished else None
-            if call is not None and call.state == "h" and call.copies:
-                call.copies -= 1
-                call.repeated = call.repeated or perhaps
-            if (queue := self._queues.get(key)) is not None:
-                due = self._clock.now() + seconds
-                leaves = queue.head is not None and queue.head.state == "x"
-                queue.due = min(queue.due, due) if leaves else due
+            call = self._call(key, unpublished.call_id if unpublished else returns)
+            at = self._clock.now() + seconds
+            if call is not None and call.state != "x":
+                if unpublished and call.state == "h" and call.copies:
+                    call.copies -= 1
+                    call.repeated = call.repeated or perhaps
+                call.at = at
+                return
+            front = self._queues.get(key, _Queue()).front
+            # The sweep that stores the result of a call that leaves is not put off.
+            some = front if unpublished is None and not returns else filter(None, [call])
+            for one in some:
+                one.at = None if one.at is None else min(one.at, at)
 
     def leave(self, key: str, call_id: str, *, timeout: float) -> Removal | Hint:
         with self._guard:
-            call, record = self._call(key, call_id), self._inspect(key)
-            if call is None:
+            call, queue = self._call(key, call_id), self._queues.get(key)
+            if call is None or queue is None:
                 return Removal.ABSENT
-            is_holder = (
-                record is not None
-                and record.kind in (Kind.LEASE, Kind.DYING)
-                and record.token.partition("|")[0] == call_id
-            )
-            if is_holder or (call.state == "b" and record is not None):
+            held = self._record_of(call, Keyspace.slots(key, queue.most_limit))
+            is_holder = held is not None and held.kind in (Kind.LEASE, Kind.DYING)
+            if is_holder or (call.state == "b" and not self._free(key, queue)[0]):
                 return Removal.RUNNING
-            call.state = "x"
-            if self._queues[key].head is call:
-                self._queues[key].due = self._clock.now() + _DEADLINE
+            call.state, call.at = "x", self._clock.now() + _DEADLINE
             return call.hint(key)
 
     def remove(self, request: Remove, *, timeout: float) -> tuple[Removal, Hint | None]:
         key, token = request.key, request.token
         with self._guard:
-            call, record = self._call(key, token.call_id), self._inspect(key)
-            if call is None:
+            call, queue = self._call(key, token.call_id), self._queues.get(key)
+            if call is None or queue is None:
                 return Removal.ABSENT, None
-            kind = (
-                record.kind if record and record.token.partition("|")[0] == token.call_id else None
-            )
+            held = self._record_of(call, Keyspace.slots(key, queue.most_limit))
+            kind = held.kind if held else None
             copy = call.number[2] if request.sequence is None else request.sequence
             number = (token.nesting, token.retries, copy)
             is_older = call.state != "x" and call.number > number
             if kind is Kind.LEASE or is_older or (call.begun and request.only_unbegun):
                 return Removal.RUNNING, None
-            if kind is Kind.RESERVED:  # for its retry
-                self._operators.free(key, None)
+            if held is not None and kind is Kind.RESERVED:  # for its retry
+                self._operators.free(held.key, None)
             hinted = self._take_out(key, call, token, request.ended_ttl, request.may_return_from)
             return Removal.REMOVED, hinted.hint(key) if hinted else None
 
@@ -467,9 +546,8 @@ class MemoryCallQueue(CallQueue):
 
     @staticmethod
     def _depth(queue: _Queue) -> Depth:
-        waiting = [call for call in queue.calls.values() if call is not queue.head]
-        if queue.head is not None and queue.head.state not in _BEGUN:
-            waiting.insert(0, queue.head)
+        running = [call.call_id for call in queue.front if call.state in _BEGUN]
+        waiting = [call for call in queue.calls.values() if call.call_id not in running]
         return Depth(waiting=len(waiting), oldest_at=waiting[0].joined_at if waiting else None)
 
     def _call(self, key: str, call_id: str) -> _Call | None:
@@ -484,20 +562,20 @@ class MemoryCallQueue(CallQueue):
         end = self._end_of(key, token.call_id)
         return end is not None and end.includes(token)
 
-    def _is_reserved_for(self, key: str, call: _Call) -> bool:
-        """Whether the key is reserved for the retry of a call."""
-        record = self._inspect(key)
-        if record is None or record.kind is not Kind.RESERVED:
-            return False
-        return record.token.partition("|")[0] == call.call_id
+    def _record_of(self, call: _Call, slots: Sequence[str]) -> Record | None:
+        """The record in a slot that is of a call."""
+        records = filter(None, map(self._inspect, slots))
+        return next((one for one in records if _holder_of(one) == call.call_id), None)
 
-    def _is_held(self, key: str, queue: _Queue) -> bool:
-        record = self._inspect(key)
-        if record is None:
-            return False
-        has_place = record.token.partition("|")[0] in queue.calls
-        queue.due = self._clock.now() + (record.ttl if has_place else min(record.ttl, _FOREIGN))
-        return True
+    def _free(self, key: str, queue: _Queue) -> tuple[int, float]:
+        """How many slots of a key are free, and when one may be if none is."""
+        records = [*map(self._inspect, Keyspace.slots(key, queue.limit))]
+        left = [
+            one.ttl if _holder_of(one) in queue.calls else min(one.ttl, _FOREIGN)
+            for one in records
+            if one is not None
+        ]
+        return records.count(None), self._clock.now() + min(left, default=0.0)
 
     def _after(self, pause: Pause) -> float:
         """When a queue is swept whose key is paused, unless it is resumed before."""
@@ -508,33 +586,32 @@ class MemoryCallQueue(CallQueue):
         """Seconds until the rate of a key lets its next call start."""
         return 0.0 if queue.rate is None else self._rates.left(key, queue.rate)
 
-    def _cooling(self, key: str) -> float:
-        """Seconds for which a key cools down after a call; 0 if it does not."""
-        record = self._inspect(key)
+    def _cooling(self, slot: str) -> float:
+        """Seconds for which a slot cools down after a call; 0 if it does not."""
+        record = self._inspect(slot)
         return record.ttl if record is not None and record.kind is Kind.COOLING else 0.0
 
     def _hint(
-        self, key: str, queue: _Queue, *, is_own: bool = False, delay: float = 0.0
+        self, key: str, queue: _Queue, call: _Call, *, is_own: bool = False, delay: float = 0.0
     ) -> _Call | None:
-        head = queue.head
-        if head is None or (not is_own and self._is_held(key, queue)):
-            return None
-        if head.state == "x" or not head.message:
-            queue.due = self._clock.now() + (_DEADLINE if head.state == "x" else 0.0)
+        """Hint a call if a slot is free, or ``is_own``: one is reserved for it."""
+        free, at = self._free(key, queue)
+        if not call.message or not (free or is_own):
+            call.at = self._clock.now() if free or is_own else at
             return None
         if delay > _LONGEST_DELAY:
-            queue.due = self._clock.now() + min(delay, _RATE_MAY_CHANGE)
+            call.at = self._clock.now() + min(delay, _RATE_MAY_CHANGE)
             return None
-        head.copies += 1
-        head.repeated = head.repeated or head.copies > 1
-        self._published(queue, head, delay)
-        return head
+        call.copies += 1
+        call.repeated = call.repeated or call.copies > 1
+        self._published(call, delay)
+        return call
 
-    def _published(self, queue: _Queue, call: _Call, delay: float) -> None:
+    def _published(self, call: _Call, delay: float) -> None:
         """Note that the message of a call is published, and is to arrive in ``delay`` seconds."""
         call.state = "h"
         growth = 4 ** min(call.copies - 1, _MOST_GROWTH)
-        queue.due = self._clock.now() + _DEADLINE * growth + delay
+        call.at = self._clock.now() + _DEADLINE * growth + delay
 
     def _take_out(
         self,
@@ -544,19 +621,21 @@ class MemoryCallQueue(CallQueue):
         ttl: float,
         may_return_from: int | None,
         delay: float = 0.0,
+        released: Sequence[str] = (),
     ) -> _Call | None:
         """Take out a call that has ended; returns the call that is hinted next.
 
         Its message has a delay if the key cools down, or if its rate lets no call start yet. If
         that takes more than a minute, a sweep publishes it.
         """
-        was_head = self._queues[key].head is call
         self._drop(key, call)
         queue = self._queues.get(key)
-        hinted = None
-        if queue and was_head:
-            is_cooling = 0.0 < self._cooling(key) <= _LONGEST_DELAY
-            hinted = self._hint(key, queue, is_own=is_cooling, delay=delay)
+        hinted = queue.next if queue else None
+        if queue and hinted and hinted.state == "w" and (hinted.at is None or released):
+            is_cooling = any(0.0 < self._cooling(slot) <= _LONGEST_DELAY for slot in released)
+            hinted = self._hint(key, queue, hinted, is_own=is_cooling, delay=delay)
+        else:
+            hinted = None
         first, following = None, hinted.call_id if hinted else ""
         if may_return_from is not None:
             first = (token.nesting, may_return_from)
@@ -572,3 +651,8 @@ class MemoryCallQueue(CallQueue):
             queue.calls.pop(call.call_id, None)
             if not queue.calls:
                 del self._queues[key]
+
+
+def _holder_of(record: Record) -> str:
+    """The call that has a slot."""
+    return record.token.partition("|")[0]

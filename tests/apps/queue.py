@@ -142,6 +142,24 @@ def late(self: Any, name: str, number: int, gate: str | None = None) -> int:
     return work(self, name, number, gate)
 
 
+three = {**options, "scope": "three", "limit": 3}
+
+
+@singleton_task(**three)
+def three_early(self: Any, name: str, number: int, gate: str | None = None) -> int:
+    return work(self, name, number, gate)
+
+
+@singleton_task(**three, acks_late=True, reject_on_worker_lost=True, max_retries=1)
+def three_late(
+    self: Any, name: str, number: int, gate: str | None = None, again: bool = False
+) -> int:
+    work(self, name, number, gate)
+    if again and not self.request.retries:
+        raise self.retry(countdown=0.5)
+    return number
+
+
 @singleton_task(**options, acks_late=True, reject_on_worker_lost=True)
 def requeued(self: Any, name: str, number: int, gate: str | None = None) -> int:
     return work(self, name, number, gate)

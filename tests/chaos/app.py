@@ -147,6 +147,13 @@ if PROMISES[os.environ.get(STORE, "redis")].orders_calls:
         """The same, but acknowledged before the body: begins once."""
         return run_body(self, LeaseGuard.current(), key, steps, seconds)
 
+    @singleton_task(
+        **{**QUEUE, "scope": "chaos-several"}, acks_late=True, limit=LIMITS["queued_several"]
+    )
+    def queued_several(self: Any, key: str, steps: int, seconds: float) -> str:
+        """As `queued`, but three at a time, which begin in order; its leases have no fence."""
+        return run_body(self, LeaseGuard.current(), key, steps, seconds)
+
     @singleton_task(**{**QUEUE, "scope": "chaos-rate"}, acks_late=True, rate=RATES["rated"])
     def rated(self: Any, key: str, steps: int, seconds: float) -> str:
         """As `queued`, and no faster than its rate."""

@@ -26,7 +26,7 @@ from celery_singleton_lock import Rate
 from tests.harness.journal import Record, events
 
 #: How many bodies of a key may run at a time, by task; else one.
-LIMITS = {"limited": 2}
+LIMITS = {"limited": 2, "queued_several": 3}
 #: How many bodies of a key may begin in a time, by task.
 RATES = {"rated": Rate(4, burst=2)}
 

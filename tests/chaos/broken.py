@@ -203,8 +203,13 @@ def _edit(script: redis_scripts.Script, old: bytes, new: bytes) -> None:
 
 
 def _without_head_check() -> None:
-    """A call that is not at the head of its queue is granted the key if that is free."""
-    _edit(redis_scripts.QUEUE_ACQUIRE, b"(head and head ~= id) or ", b"")
+    """A call whose turn it is not is granted the key if that is free."""
+    _edit(redis_scripts.QUEUE_ACQUIRE, b"not has_turn or ", b"")
+
+
+def _without_turns() -> None:
+    """A call begins before one that was called earlier, if both may run."""
+    _edit(redis_scripts.QUEUE_ACQUIRE, b"if call and self.is_new(call) then return false end", b"")
 
 
 def _without_rate() -> None:
@@ -216,7 +221,7 @@ def _without_rate() -> None:
 
 def _without_message() -> None:
     """A call that joins at a worker gets a place, and its message is not stored."""
-    store = b"redis.call('HSET', calls, '+' .. id, ARGV[6])"
+    store = b"redis.call('HSET', calls, '+' .. id, ARGV[7])"
     _edit(redis_scripts.QUEUE_JOIN, store, b"")
 
 
@@ -263,6 +268,7 @@ BREAKAGES: dict[str, Callable[[], None]] = {
     "limit": _without_limit,
     "tasks-beside-hold": _without_tasks_beside_hold,
     "head-check": _without_head_check,
+    "turns": _without_turns,
     "rate": _without_rate,
     "message": _without_message,
     "looks": _without_looks,

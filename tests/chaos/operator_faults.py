@@ -14,7 +14,7 @@ from tests.chaos.schedule import Fault
 from tests.chaos.site import Site, now
 
 #: The scopes of the tasks whose keys are paused; the number of keys that a campaign has at least.
-SCOPES = ("chaos", "chaos-limit", "chaos-queue", "chaos-rate")
+SCOPES = ("chaos", "chaos-limit", "chaos-queue", "chaos-several", "chaos-rate")
 _KEYS = 8
 #: Seconds between two tries while the store is away.
 _AGAIN = 0.2

@@ -15,6 +15,7 @@ _SCOPES = {
     "limited": "chaos-limit",
     "queued": "chaos-queue",
     "queued_early": "chaos-queue",
+    "queued_several": "chaos-several",
     "rated": "chaos-rate",
 }
 _LOST = "bodies that began during a pause which the store had lost"

@@ -37,7 +37,7 @@ MIX = {
 }
 
 #: What is published instead by a campaign of the queue of a key.
-QUEUE_MIX = {"queued": 3, "queued_early": 2, "rated": 2}
+QUEUE_MIX = {"queued": 3, "queued_early": 2, "queued_several": 4, "rated": 2}
 
 #: Tasks whose calls are numbered, because their messages run with the newest arguments.
 NUMBERED = frozenset({"newest", "debounced"})
@@ -122,7 +122,7 @@ class Publisher:
             length, key = _LASTING, f"lasting{self._lasting}"
         if name in LIMITS:
             key = name  # one key, so that more of its calls than the limit are waiting at any time
-        if name in QUEUED:
+        elif name in QUEUED:
             key = f"{'rate' if name in RATES else 'queue'}{chances.randrange(_QUEUES)}"
         seconds = chances.uniform(length.shortest, length.longest)
         task: Any = getattr(self._module, name)

@@ -16,6 +16,7 @@ from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import (
     Granted,
+    GrantedInTurn,
     QueuedAcquire,
     QueuedRelease,
     Refused,
@@ -35,8 +36,9 @@ DAY: Final = 86400.0
 class Calls:
     """The calls of one key, and what their publishers and workers do."""
 
-    def __init__(self, store: Store, *, late: bool = True) -> None:
-        self.store, self.late, self.key = store, late, new_key()
+    def __init__(self, store: Store, *, late: bool = True, limit: int = 1) -> None:
+        self.store, self.late, self.key, self.limit = store, late, new_key(), limit
+        self._slots = limit
         assert store.call_queue is not None
         self.queue: CallQueue = store.call_queue
 
@@ -48,7 +50,8 @@ class Calls:
 
     def joins(self, token: Token, *, message: bytes = b"", **options: Any) -> tuple[Place, int]:
         message = message or token.attempt.encode()
-        request = Join(key=self.key, token=token, message=message, late=self.late, **options)
+        options = {"late": self.late, "limit": self.limit, **options}
+        request = Join(key=self.key, token=token, message=message, **options)
         return self.queue.join(request, timeout=TIMEOUT)
 
     def joined(self, count: int) -> list[Token]:
@@ -58,8 +61,9 @@ class Calls:
         return tokens
 
     def ask(self, token: Token, **options: Any) -> Granted | Refused:
-        options = {"holder": HOLDER, "ttl": LONG, "late": self.late, **options}
-        request = QueuedAcquire(slots=(self.key,), token=token, **options)
+        slots = Keyspace.slots(self.key, self.limit)
+        options = {"holder": HOLDER, "ttl": LONG, "late": self.late, "slots": slots, **options}
+        request = QueuedAcquire(token=token, **options)
         return self.store.leases.acquire(request, timeout=TIMEOUT)
 
     def relation(self, token: Token) -> Relation:
@@ -75,7 +79,7 @@ class Calls:
         self, token: Token, *, goes_on: bool = False, due_in: float = 0.0, **options: Any
     ) -> tuple[ReleaseReply, Hint | None]:
         request = QueuedRelease(
-            keys=(self.key,),
+            keys=(self.slot_of(token) or self.key,),
             token=token,
             ended_ttl=None if goes_on else DAY,
             due_in=due_in,
@@ -93,6 +97,11 @@ class Calls:
         request = Remove(key=self.key, token=token, **{"ended_ttl": DAY, **options})
         return self.queue.remove(request, timeout=TIMEOUT)
 
+    def depth(self) -> int:
+        """How many calls wait."""
+        (depth,) = self.queue.depths([self.key], timeout=TIMEOUT)
+        return depth.waiting
+
     def is_due(self) -> bool:
         shard = Keyspace.shard(self.key)
         return self.key in self.queue.due(shard, limit=1000, timeout=TIMEOUT)
@@ -109,7 +118,9 @@ class Calls:
 
     def sweep_early(self) -> tuple[bool, Hint] | None:
         """A sweep whose time may not have come: a client is slow, and another one was before it."""
-        return self.queue.sweep(self.key, timeout=TIMEOUT)
+        found = self.queue.sweep(self.key, timeout=TIMEOUT)
+        assert len(found) < 2
+        return found[0] if found else None
 
     def found_by_look(self) -> tuple[bool, Hint]:
         """The first reply of a sweep: a lease that has ended may be there for a moment."""
@@ -129,6 +140,28 @@ class Calls:
         assert is_lost
         return hint
 
-    def lose_lease(self) -> None:
-        """The holder's lease ends without a release."""
-        operators_of(self.store).free(self.key, None)
+    def slot_of(self, token: Token) -> str | None:
+        """The slot that a call has; None: none, or the key has one alone."""
+        for slot in Keyspace.slots(self.key, self._slots) if self._slots > 1 else ():
+            record = self.store.leases.inspect(slot)
+            if record is not None and record.token.startswith(f"{token.call_id}|"):
+                return slot
+        return None
+
+    def lose_lease(self, token: Token | None = None) -> None:
+        """The lease of the holder, or of a call, ends without a release."""
+        slot = self.key if token is None else self.slot_of(token)
+        assert slot is not None
+        operators_of(self.store).free(slot, None)
+
+    def runs(self, token: Token, **options: Any) -> Hint | None:
+        """A call begins; the call to publish that may begin beside it."""
+        reply = self.ask(token, **options)
+        assert isinstance(reply, Granted), reply
+        return reply.following if isinstance(reply, GrantedInTurn) else None
+
+    def swept(self) -> list[tuple[bool, Hint]]:
+        """What a sweep finds whose time has come."""
+        self.queue.defer(self.key, seconds=0.0, timeout=TIMEOUT)
+        wait_until(self.is_due, "its time has come")
+        return self.queue.sweep(self.key, timeout=TIMEOUT)

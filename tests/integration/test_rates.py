@@ -53,7 +53,8 @@ def test_a_message_is_published_once_and_then_for_its_time(
     for result in results:
         result.get(timeout=30)
     received = [worker.log.count(f"[{result.id}] received") for result in results]
-    assert received[1:] == [1] * 5, "each comes when it may start"
+    assert received[1] < 3, "twice if the first had ended before it joined"
+    assert received[2:] == [1] * 4, "each comes when it may start"
 
 
 def test_a_message_that_comes_a_little_early_waits_at_its_worker(

@@ -284,7 +284,8 @@ def test_a_copy_that_joined_before_the_acquire_of_its_call_was_undone_is_due_at_
         bench.locker.acquire(
             QueuedAcquire(slots=(KEY,), token=asked.token, holder=asked.holder, ttl=60)
         )
-    assert queue.join(join(sequence=1), timeout=1) == (Place.WAITING, 0)
+    copy = join(sequence=1, asked=(asked.token.nonce,))
+    assert queue.join(copy, timeout=1) == (Place.WAITING, 0)
     bench.clock.advance(1.0)
     bench.locker.queue.catch_up()
     assert queue.due(Keyspace.shard(KEY), limit=9, timeout=1) == [KEY]

@@ -514,7 +514,6 @@ def test_a_period_is_given_where_until_expired_is_and_a_higher_layer_may_change_
 @pytest.mark.parametrize(
     "contradiction",
     [
-        {"limit": 2},
         {"on_store_error": "run"},
         {"on_lost": "continue"},
         {"hold_on_retry": False},
@@ -525,6 +524,12 @@ def test_what_breaks_the_order_of_a_queue_is_refused_with_it(contradiction: Any)
     name = [*contradiction][-1]
     with pytest.raises(ValueError, match=rf'on_conflict="queue" with {name}='):
         policy(on_conflict="queue", **contradiction)
+
+
+def test_a_queue_with_a_limit_has_no_cooldown() -> None:
+    assert policy(on_conflict="queue", limit=3, key="k").limit == 3
+    with pytest.raises(ValueError, match=r"with limit=3 and min_hold=5: .* use limit=1, or a rate"):
+        policy(on_conflict="queue", limit=3, key="k", min_hold=5)
 
 
 @pytest.mark.parametrize(("task", "call"), [("queue", "skip"), ("skip", "queue")])

@@ -32,18 +32,19 @@ class RedisCallQueue(CallQueue):
     def release(
         self, request: QueuedRelease, *, timeout: float
     ) -> tuple[ReleaseReply, Hint | None]:
-        command = scripts.queued_release_command(request)
+        command, key = scripts.queued_release_command(request), Keyspace.lock_of(request.keys[0])
         reply, *call = self._runner.run(command, timeout)
-        return RELEASE_REPLIES[reply], hint_of(request.keys[0], call) if call else None
+        return RELEASE_REPLIES[reply], hint_of(key, call) if call else None
 
     def join(self, request: Join, *, timeout: float) -> tuple[Place, int]:
         key, token = request.key, request.token
         most = scripts.ANY_NUMBER if request.max_waiting is None else f"{request.max_waiting}"
         ordinal = [f"{token.nesting}", f"{token.retries}", f"{request.sequence}"]
         late, asked = "1" if request.late else "0", f" {' '.join(request.asked)} "
-        arguments = [token.call_id, *ordinal, late, request.message, most, asked]
-        names = CallQueueNames.of(key)
-        keys = [key, *names, names.last_number, names.ended(token.call_id)]
+        first = [f"{request.limit}", token.call_id, *ordinal]
+        arguments = [*first, late, request.message, most, asked]
+        names, slots = CallQueueNames.of(key), Keyspace.slots(key, request.limit)
+        keys = [*names, names.last_number, names.ended(token.call_id), *slots]
         if request.claim:
             keys.append(request.claim)
             arguments.append(scripts.milliseconds(request.claim_ttl))
@@ -75,7 +76,7 @@ class RedisCallQueue(CallQueue):
         self, key: str, *, first: int = 0, most: int, messages: bool = True, timeout: float
     ) -> list[QueuedCall]:
         arguments = [f"{first}", f"{first + most - 1}", "1" if messages else "0"]
-        command = scripts.QUEUE_CALLS.command([key, *CallQueueNames.of(key)], arguments)
+        command = scripts.QUEUE_CALLS.command([*CallQueueNames.of(key), key], arguments)
         return [
             QueuedCall(
                 key=key,
@@ -97,10 +98,10 @@ class RedisCallQueue(CallQueue):
         command = scripts.QUEUE_DUE.command([f"{shard}:due"], [f"{limit}"])
         return [key.decode() for key in self._runner.run_checked(command, timeout)]
 
-    def sweep(self, key: str, *, timeout: float) -> tuple[bool, Hint] | None:
-        keys = [key, *CallQueueNames.of(key), Keyspace.shard_hash(key)]
-        reply = self._runner.run_checked(scripts.QUEUE_SWEEP.command(keys), timeout)
-        return (reply[0] == b"lost", hint_of(key, reply[1:])) if reply else None
+    def sweep(self, key: str, *, timeout: float) -> list[tuple[bool, Hint]]:
+        keys = [*CallQueueNames.of(key), Keyspace.shard_hash(key)]
+        found = self._run_on_slots(scripts.QUEUE_SWEEP, key, keys, [], timeout)
+        return [(word == b"lost", hint_of(key, call)) for word, *call in found]
 
     def defer(
         self,
@@ -110,11 +111,13 @@ class RedisCallQueue(CallQueue):
         timeout: float,
         unpublished: Hint | None = None,
         perhaps: bool = False,
+        returns: str = "",
     ) -> None:
-        call_id = unpublished.call_id if unpublished else ""
+        call_id = unpublished.call_id if unpublished else returns
+        why = "returns" if returns else "perhaps" if perhaps else "unpublished"
         # Not at least 1 ms, as a ttl: a sweep that follows at once finds the key due.
-        arguments = [str(round(seconds * 1000)), call_id, "1" if perhaps else "0"]
-        command = scripts.QUEUE_DEFER.command([key, *CallQueueNames.of(key)], arguments)
+        arguments = [str(round(seconds * 1000)), call_id, why]
+        command = scripts.QUEUE_DEFER.command([*CallQueueNames.of(key), key], arguments)
         self._runner.run_checked(command, timeout)
 
     def leave(self, key: str, call_id: str, *, timeout: float) -> Removal | Hint:
@@ -136,10 +139,25 @@ class RedisCallQueue(CallQueue):
         self, step: str, key: str, call_id: str, arguments: Sequence[str], timeout: float
     ) -> Sequence[Any]:
         names = CallQueueNames.of(key)
-        keys = [key, *names, names.ended(call_id)]
-        command = scripts.QUEUE_REMOVE.command(keys, [call_id, step, *arguments])
-        reply: Sequence[Any] = self._runner.run_checked(command, timeout)
-        return reply
+        keys, words = [*names, names.ended(call_id)], [call_id, step, *arguments]
+        return self._run_on_slots(scripts.QUEUE_REMOVE, key, keys, words, timeout)
+
+    def _run_on_slots(
+        self,
+        script: scripts.Script,
+        key: str,
+        keys: Sequence[str],
+        arguments: Sequence[str],
+        timeout: float,
+    ) -> Sequence[Any]:
+        """Run a script that reads all slots of ``key``; it says how many there are if not one."""
+        number = 1
+        while True:
+            command = script.command([*keys, *Keyspace.slots(key, number)], arguments)
+            reply: Sequence[Any] = self._runner.run_checked(command, timeout)
+            if not reply or reply[0] != b"slots":
+                return reply
+            number = reply[1]
 
     def missing_rights(self, key: str) -> list[str]:
         """See `CallQueue.missing_rights`. Leaves nothing in the store."""

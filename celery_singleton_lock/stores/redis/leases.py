@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from hashlib import sha1
 from typing import Final
@@ -19,6 +20,7 @@ from ...core.store import (
     Granted,
     Leases,
     Mark,
+    QueuedAcquire,
     QueuedRelease,
     Refused,
     Release,
@@ -77,6 +79,8 @@ class RedisLeases(Leases):
             commands.append(("WAIT", f"{self._wait_replicas}", waited))
         replies = self._runner.pipeline(commands, timeout)
         reply = replies[0]
+        if isinstance(request, QueuedAcquire) and reply[0] == b"slots":
+            return self._acquire(_on_slots(request, reply[1]), timeout)
         if just_checked:
             self._known_shards.add(fence)  # again, if the server had lost the script
         if self._pending.lost:
@@ -160,3 +164,9 @@ class RedisLeases(Leases):
         tries = [partial(self._runner.connections.run, [one]) for one in commands]
         # It has no key, by which a cluster would find the server.
         return denied_of([*tries, partial(self._runner.servers()[0].run, [("TIME",)])])
+
+
+def _on_slots(request: QueuedAcquire, number: int) -> QueuedAcquire:
+    """The request with all slots that calls may hold: more could run when they began."""
+    slots = Keyspace.slots(request.slots[0], number)
+    return replace(request, slots=slots, limit=len(request.slots))

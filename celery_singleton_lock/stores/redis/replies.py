@@ -11,7 +11,7 @@ from ...core.call_queue import Hint
 from ...core.keyspace import Keyspace
 from ...core.lease import Record
 from ...core.pauses import Pause
-from ...core.store import Acquire, Granted, GrantedArguments, Refused, Relation
+from ...core.store import Acquire, Granted, GrantedArguments, GrantedInTurn, Refused, Relation
 
 _RELATIONS: Final = {relation.encode(): relation for relation in Relation}
 
@@ -52,7 +52,11 @@ def slot_or_refusal(key: str, reply: Sequence[Any]) -> Granted | Refused:
     """
     word, *found = reply
     if word == b"granted":
-        return Granted(key=found[0].decode(), fence=None)
+        slot, *call = found
+        if call:
+            following = hint_of(key, call)
+            return GrantedInTurn(key=slot.decode(), fence=None, following=following)
+        return Granted(key=slot.decode(), fence=None)
     if word == b"paused":
         name, text, left = found
         shard = Keyspace.shard(key)

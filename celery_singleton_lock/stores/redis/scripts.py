@@ -169,7 +169,9 @@ def _queued_acquire(words: Command, request: QueuedAcquire) -> Command:
     names = CallQueueNames.of(request.slots[0])
     keys = [*names, names.last_number, names.ended(request.token.call_id)]
     most = ANY_NUMBER if request.most_begins is None else f"{request.most_begins}"
-    arguments = ["1" if request.late else "0", most, f" {' '.join(request.asked)} "]
+    limit = len(request.slots) if request.limit is None else request.limit
+    asked = f" {' '.join(request.asked)} "
+    arguments = ["1" if request.late else "0", most, asked, f"{limit}"]
     return _with_more(words, QUEUE_ACQUIRE, keys, arguments)
 
 

@@ -1,37 +1,53 @@
 -- Prepended to the scripts that use the queue of the calls of a key; returns nothing by itself.
 -- key: the lock.
+-- slots: those of its slots that the script may access; the first is the lock itself, except at a release.
 -- queue: a sorted set. Member: the call id; score: the number of the call.
 -- calls: a hash with two fields for each call: '=<call id>' is its state, '+<call id>' its message.
 -- due: each key of the shard whose queue is not empty, by the server time in ms of its next sweep.
--- calls has one more field if the key has a rate: '|next' is '<now> <next>', the server times in ms at which it
--- was written, and at which the next call may begin.
--- A state is '<letter> <nesting>.<retries>.<sequence> <copies> <begins> <begun><repeated><late> <nonce>'.
+-- calls may have two more fields:
+--   '|next'   of a key with a rate: '<now> <next>', the server times in ms at which it was written, and at which
+--             the next call may begin
+--   '|limit'  if several calls may run at a time, or could: '<limit> <slots>', how many may, and the number of
+--             slots that their leases may be in
+-- A state is '<letter> <nesting>.<retries>.<sequence> <copies> <begins> <begun><repeated><late> <nonce> <at>'.
 --   letter                      w waits; h hinted, its message is in the broker; b begun; o overdue: begun,
 --                               acknowledged early, and its lease has ended; x leaves, it never begins again
 --   nesting, retries, sequence  of the stored message
 --   copies, begins              how often that message was published, and a run has begun by it
 --   begun, repeated             1 if a run has begun by any message of the call, if any was published twice
 --   late, nonce                 1 if acknowledged late; the nonce of the last begin of that attempt
+--   at                          the server time in ms at which a sweep looks at it; 0: it waits for its turn
 -- ended, the completion record of a call: '<nonce> <first> <hinted>'.
 --   nonce   of the delivery that ended the call
 --   first   the first attempt that is still accepted, or '-'
 --   hinted  the call id that was hinted at that end
-local function call_queue(key, queue, calls, due)
+local function call_queue(key, slots, queue, calls, due)
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  local self = {now = now}
+  local text = redis.call('HGET', calls, '|limit')
+  local limit, used = string.match(text or '1 1', '^(%d+) (%d+)$')
+  local self = {now = now, limit = tonumber(limit), used = tonumber(used)}
   function self.read(id)
-    local letter, nesting, retries, sequence, copies, begins, begun, repeated, late, nonce = string.match(
-      redis.call('HGET', calls, '=' .. id) or '', '^(%a) (%d+)%.(%d+)%.(%d+) (%d+) (%d+) ([01])([01])([01]) (%S*)$')
+    local letter, nesting, retries, sequence, copies, begins, begun, repeated, late, nonce, at = string.match(
+      redis.call('HGET', calls, '=' .. id) or '', '^(%a) (%d+)%.(%d+)%.(%d+) (%d+) (%d+) ([01])([01])([01]) (%S*) (%d+)$')
     if not letter then return nil end
     return {id = id, letter = letter, nesting = tonumber(nesting), retries = tonumber(retries),
       sequence = tonumber(sequence), copies = tonumber(copies), begins = tonumber(begins), begun = begun, repeated = repeated, late = late,
-      nonce = nonce}
+      nonce = nonce, at = tonumber(at)}
   end
   function self.write(call)
-    local text = string.format('%s %d.%d.%d %d %d %s%s%s %s', call.letter, call.nesting, call.retries, call.sequence,
-      call.copies, call.begins, call.begun, call.repeated, call.late, call.nonce)
-    redis.call('HSET', calls, '=' .. call.id, text)
+    local state = string.format('%s %d.%d.%d %d %d %s%s%s %s %.0f', call.letter, call.nesting, call.retries,
+      call.sequence, call.copies, call.begins, call.begun, call.repeated, call.late, call.nonce, call.at)
+    redis.call('HSET', calls, '=' .. call.id, state)
+  end
+  -- A worker or publisher says how many calls may run at a time. The last one is right: a deploy changes it.
+  function self.set_limit(most) self.limit, self.used = most, math.max(most, self.used) end
+  -- Returns whether it has changed.
+  function self.keep_limit()
+    local new = string.format('%d %d', self.limit, self.used)
+    if new == (text or '1 1') then return false end
+    redis.call('HSET', calls, '|limit', new)
+    return true
   end
   -- Above 0 if the stored message is newer than the given one, below 0 if it is older.
   function self.age(call, nesting, retries, sequence)
@@ -48,33 +64,59 @@ local function call_queue(key, queue, calls, due)
     if nesting ~= tonumber(first_nesting) then return nesting < tonumber(first_nesting) end
     return retries < tonumber(first_retries)
   end
-  function self.head() return redis.call('ZRANGE', queue, 0, 0)[1] end
   function self.message(id) return redis.call('HGET', calls, '+' .. id) end
-  function self.look_in(ms) redis.call('ZADD', due, string.format('%.0f', now + ms), key) end
-  -- As look_in, but a sweep that comes earlier stays.
-  function self.look_by(ms) redis.call('ZADD', due, 'LT', string.format('%.0f', now + ms), key) end
-  -- Whether the time of its sweep has come. One that no deadline or ttl reaches: the server's clock was set back.
-  function self.is_due()
-    local at = tonumber(redis.call('ZSCORE', due, key) or 0)
-    return at <= now or at > now + 8 * 86400000
+  -- Look at a call in ms.
+  function self.look_in(call, ms)
+    call.at = now + math.max(ms, 0)
+    self.write(call)
   end
-  -- Whether the key is held. Then the next sweep is at the end of the lease, or in a second if the holder has
-  -- no place: its release does not know of the queue.
-  function self.is_held()
-    local value = redis.call('GET', key)
-    if not value then return false end
-    local holder, ttl = string.match(value, '^%a ([^| ]+)|'), math.max(redis.call('PTTL', key), 0) + 1
-    self.look_in(holder and self.read(holder) and ttl or math.min(ttl, 1000))
-    return true
+  -- Whether a time has come. One that no deadline or ttl reaches: the server's clock was set back.
+  function self.is_past(at) return at <= now or at > now + 8 * 86400000 end
+  -- The calls that may run: as many as the limit from the first one on.
+  function self.front() return redis.call('ZRANGE', queue, 0, self.limit - 1) end
+  -- Whether no body of a call has begun, and one may begin: those behind it wait for that.
+  function self.is_new(call) return call.begun == '0' and call.letter ~= 'x' end
+  -- Whether a call may begin now: it is one of those that may run, and all before it have begun.
+  function self.has_turn(id, begun)
+    local front = self.front()
+    for _, other in ipairs(front) do
+      if other == id then return true end
+      local call = begun == '0' and self.read(other)
+      if call and self.is_new(call) then return false end
+    end
+    return #front < self.limit and begun == '0'
   end
-  -- Whether the key is reserved for the retry of a call.
-  function self.is_reserved_for(id)
-    return string.sub(redis.call('GET', key) or '', 1, #id + 3) == 'r ' .. id .. '|'
+  -- The call that is to begin next, or to go on because it is one of those that may run now; nil: there is none.
+  function self.next()
+    for _, id in ipairs(self.front()) do
+      local call = self.read(id)
+      if call and (self.is_new(call) or (call.letter == 'w' and call.at == 0)) then return call end
+    end
+  end
+  -- The slot with a key of a call, and the kind of that.
+  function self.slot_of(id)
+    for _, slot in ipairs(slots) do
+      local kind, holder = string.match(redis.call('GET', slot) or '', '^(%a) ([^| ]+)|')
+      if holder == id then return slot, kind end
+    end
+  end
+  -- How many slots are free; if none is, the ms until one may be: the end of a lease, or a second for one whose
+  -- holder has no place, because its release does not know of the queue.
+  function self.free()
+    local free, soonest = 0, 1e15
+    for i = 1, math.min(#slots, self.limit) do
+      local value = redis.call('GET', slots[i])
+      if value then
+        local holder, ttl = string.match(value, '^%a ([^| ]+)|'), math.max(redis.call('PTTL', slots[i]), 0) + 1
+        soonest = math.min(soonest, holder and self.read(holder) and ttl or math.min(ttl, 1000))
+      else free = free + 1 end
+    end
+    return free, soonest
   end
   -- Note the server time in ms at which the rate of the key lets its next call begin.
   function self.note_next(at) redis.call('HSET', calls, '|next', string.format('%.0f %.0f', now, at)) end
   -- Look again when the rate lets a call begin, or in five minutes: a deploy may have brought a higher one.
-  function self.look_by_rate(left) self.look_in(math.min(left, 300000)) end
+  function self.look_by_rate(call, left) self.look_in(call, math.min(left, 300000)) end
   -- The ms until the rate of the key lets its next call begin.
   function self.rate_left()
     local at, next = string.match(redis.call('HGET', calls, '|next') or '', '^(%d+) (%d+)$')
@@ -98,31 +140,54 @@ local function call_queue(key, queue, calls, due)
     redis.call('ZREM', queue, id)
     redis.call('HDEL', calls, '=' .. id, '+' .. id)
     if nonce then redis.call('SET', ended, nonce .. ' ' .. first .. ' ', 'PX', ttl) end
-    if not self.head() then
+  end
+  -- The last step of each script that changes something: the time of the next sweep is the first at which one of
+  -- the calls that may run is to be looked at. One that could begin, and waits for nothing, is looked at now.
+  function self.plan()
+    local soonest, is_blocked = 1e15, false
+    local front = self.front()
+    for _, id in ipairs(front) do
+      local call = self.read(id)
+      local is_new = call and self.is_new(call)
+      -- One behind a call that has not begun is looked at after that.
+      if not (is_new and is_blocked) then soonest = math.min(soonest, call and call.at or 0) end
+      is_blocked = is_blocked or is_new
+    end
+    if front[1] then
+      redis.call('ZADD', due, string.format('%.0f', math.max(soonest, now)), key)
+    else
       redis.call('ZREM', due, key)
-      redis.call('HDEL', calls, '|next')
+      redis.call('HDEL', calls, '|next', '|limit')
     end
   end
   -- Note that the message of a call is published, and is to arrive in delay ms, of which there are 60 s at most.
   -- The deadline of a hint is 60 s, and grows fourfold: a backlog of two hours makes five copies.
   function self.published(call, delay)
     call.letter = 'h'
-    self.write(call)
-    self.look_in(60000 * 4 ^ math.min(call.copies - 1, 6) + delay)
+    self.look_in(call, 60000 * 4 ^ math.min(call.copies - 1, 6) + delay)
   end
-  -- Hint the call at the head if the key is free, or is_own: it is reserved for that call, or cools down. Its
-  -- message is delayed by delay ms. Returns the call; nil: none is to be published.
-  function self.hint(is_own, delay)
-    local id = self.head()
-    if not id or (not is_own and self.is_held()) then return nil end
-    local call = self.read(id)
-    if not call or call.letter == 'x' or not self.message(id) then
-      -- The client that has made a call leave stores its result, and then removes it.
-      self.look_in(call and call.letter == 'x' and 60000 or 0)
+  -- A copy of the message of a call ends here. It is looked at in ms; nil: it waits for its turn.
+  function self.consume(call, ms)
+    if call.letter == 'h' then
+      call.copies = math.max(call.copies - 1, 0)
+      if call.copies == 0 then call.letter = 'w' end
+    end
+    if ms and (call.letter == 'h' or call.letter == 'w') then call.at = now + ms
+    elseif call.letter == 'w' then call.at = 0 end
+    self.write(call)
+  end
+  -- Hint a call if a slot is free, or is_own: one is reserved for it, or has just been released. Its message is
+  -- delayed by delay ms. Returns the call; nil: none is to be published.
+  function self.hint(call, is_own, delay)
+    if not call then return nil end
+    local free, soonest = 1, 0
+    if not is_own then free, soonest = self.free() end
+    if free == 0 or not self.message(call.id) then
+      self.look_in(call, free == 0 and soonest or 0)
       return nil
     end
     if (delay or 0) > 60000 then -- a worker keeps a delayed message in its memory: a sweep comes soon enough
-      self.look_by_rate(delay)
+      self.look_by_rate(call, delay)
       return nil
     end
     call.copies = call.copies + 1

@@ -1,19 +1,26 @@
--- Sweep the queue of a key after a while, if calls are in it; earlier if its first call leaves and is due.
--- KEYS: lock, queue, its calls, due set
--- ARGV: ms, the call id whose hint was not published ('' none), '1' if the broker may have it nevertheless
+-- Sweep the queue of a key after a while.
+-- KEYS: queue, its calls, due set, lock
+-- ARGV: ms, a call id ('' all calls that may run), why: 'unpublished' its hint was not published,
+--       'perhaps' the broker may have that nevertheless, 'returns' the broker delivers its message again
 -- Reply: 1
-local key, queue, calls, due = unpack(KEYS)
+local queue, calls, due, key = unpack(KEYS)
+local ms, id, why = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 redis.call('ZREM', queue, '') -- see queue_acquire.lua
-local q = call_queue(key, queue, calls, due)
-local call = q.read(ARGV[2])
-if call and call.letter == 'h' and call.copies > 0 then
-  call.copies = call.copies - 1
-  if ARGV[3] == '1' then call.repeated = '1' end
-  q.write(call)
+local q = call_queue(key, {key}, queue, calls, due)
+local call = q.read(id)
+local function look_by(call)
+  if call and call.at > q.now + ms then q.look_in(call, ms) end
 end
-local head = q.head()
-local first = head and q.read(head)
--- A call that leaves waits for its result alone. Its sweep is not put off by the parent of a process that
--- died with it, which defers the sweep until the broker has delivered the message once more.
-if first and first.letter == 'x' then q.look_by(ARGV[1]) elseif head then q.look_in(ARGV[1]) end
+if call and call.letter ~= 'x' then
+  if why ~= 'returns' and call.letter == 'h' and call.copies > 0 then
+    call.copies = call.copies - 1
+    if why == 'perhaps' then call.repeated = '1' end
+  end
+  q.look_in(call, ms)
+elseif call then
+  look_by(call) -- the sweep that stores its result is not put off
+elseif id == '' then
+  for _, one in ipairs(q.front()) do look_by(q.read(one)) end
+end
+q.plan()
 return 1

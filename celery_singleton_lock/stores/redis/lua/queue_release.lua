@@ -8,13 +8,15 @@
 local ended, due, calls, queue = table.remove(KEYS), table.remove(KEYS), table.remove(KEYS), table.remove(KEYS)
 local first, begun, wait, ttl = table.remove(ARGV), table.remove(ARGV), table.remove(ARGV), table.remove(ARGV)
 local id, nesting, retries = string.match(ARGV[1], '^([^|]+)|(%d+)%.(%d+)')
-local nonce, key = ARGV[2], KEYS[4]
+nesting, retries = tonumber(nesting), tonumber(retries)
+local nonce, slot = ARGV[2], KEYS[4]
+local slots = {unpack(KEYS, 4, #KEYS - (ARGV[8] and 1 or 0) - (ARGV[10] and 1 or 0))}
 redis.call('ZREM', queue, '') -- see queue_acquire.lua
 local by, hinted = string.match(redis.call('GET', ended) or '', '^(%S+) %S+ (%S*)$')
-local q = call_queue(key, queue, calls, due)
+local q = call_queue(string.match(slot, '^[^#]*'), slots, queue, calls, due)
 local call = q.read(id)
 local reply = release()
-local cools = ARGV[5] == 'c' and math.max(redis.call('PTTL', key), 0) or 0
+local cools = ARGV[5] == 'c' and math.max(redis.call('PTTL', slot), 0) or 0
 -- Clocks differ: a message that arrives before its key is free is dropped, and its call waits for a sweep.
 local delay = math.max(cools > 0 and cools + 20 or 0, q.rate_left())
 local function to_publish(next, delay)
@@ -30,33 +32,36 @@ local is_begun = call and (call.letter == 'b' or call.letter == 'o')
 -- No body has begun: that counts even if the lease has ended before its client could say so.
 local is_undone = is_begun and begun == '0' and call.nonce == nonce
 if not call then return {reply} end
+local age = q.age(call, nesting, retries, call.sequence)
 -- Repeated, because the reply was lost: the next message of the call was handed over, and has not arrived.
-if ttl == '' and reply ~= 'released' and call.letter == 'h' and call.nonce == '' and call.copies == 1
-  and q.age(call, tonumber(nesting), tonumber(retries), call.sequence) > 0 then
+if ttl == '' and reply ~= 'released' and call.letter == 'h' and call.nonce == '' and call.copies == 1 and age > 0 then
   call.repeated = '1' -- or a sweep has published it meanwhile
   q.write(call)
   return to_publish(call, 0) -- the next attempt has its own countdown
 end
 if reply ~= 'released' and not is_undone then return {reply} end
-if is_undone then call.begins = call.begins - 1 end
+if is_undone then
+  call.begins = call.begins - 1
+  -- Those behind it wait again, unless an earlier message has begun.
+  if call.begins + nesting + retries + call.sequence == 0 then call.begun = '0' end
+end
 -- A retry with another key, whose own retry has come back and joined this queue.
-if q.age(call, tonumber(nesting), tonumber(retries), call.sequence) > 0 then ttl = '' end
+if age > 0 then ttl = '' end
 if ttl == '' then
-  q.look_in(60000 + wait)
   -- The broker delivers the same message again by itself, if it was not acknowledged early. Only a newer
   -- message that has joined meanwhile is published.
-  if is_begun and (call.late == '1' or begun == '0') then
-    call.letter = 'h'
-    q.write(call)
-  elseif call.letter == 'w' then
-    call.letter, call.copies = 'h', call.copies + 1
-    q.write(call)
-    return to_publish(call, 0)
-  end
-  return {reply}
+  local is_handed_over = call.letter == 'w'
+  if is_handed_over then call.copies = call.copies + 1 end
+  if is_handed_over or (is_begun and (call.late == '1' or begun == '0')) then call.letter = 'h' end
+  q.look_in(call, 60000 + wait)
+  q.plan()
+  return is_handed_over and to_publish(call, 0) or {reply}
 end
 q.take_out(id, ended, nonce, ttl, first)
-local next = q.hint(cools > 0 and cools <= 60000, delay)
+-- Its slot is free, unless a client that waits outside of the queue has got it.
+local next = q.next()
+next = next and next.letter == 'w' and q.hint(next, cools > 0 and cools <= 60000, delay)
+q.plan()
 if not next then return {reply} end
 redis.call('SET', ended, nonce .. ' ' .. first .. ' ' .. next.id, 'KEEPTTL')
 return to_publish(next, delay)
