@@ -187,17 +187,19 @@ def test_a_late_hint_is_not_early_because_a_lease_has_ended(calls: Calls) -> Non
 
 
 def test_a_running_call_is_not_published_again_whichever_slot_it_has(calls: Calls) -> None:
-    all_run(calls, calls.joined(3))
-    assert calls.swept() == []
+    tokens = calls.joined(3)
+    all_run(calls, tokens)
+    calls.end(tokens[0])
+    assert calls.swept() == [], "though the first slot is free"
 
 
 def test_the_sweep_comes_at_the_first_end_of_a_lease(calls: Calls) -> None:
     first, second, _ = calls.joined(3)
-    calls.runs(first, ttl=0.2)
-    calls.runs(second)
+    calls.runs(first)
+    calls.runs(second, ttl=0.2)
     found = wait_until(lambda: calls.queue.sweep(calls.key, timeout=TIMEOUT), "its lease has ended")
     ((_, hint),) = found
-    assert of(first, hint, copies=2)
+    assert of(second, hint, copies=2)
 
 
 def test_a_cancelled_call_lets_the_next_one_begin(calls: Calls) -> None:
