@@ -111,7 +111,7 @@ class QueueFeature(Feature):
             self._named = None
 
     def refused(self, refused: Refused) -> bool:
-        """Join the queue, and end this delivery; a call at the head of the queue asks again."""
+        """Join the queue, and end this delivery; a call whose turn it is asks again."""
         relation = refused.relation
         if relation is Relation.LOST:
             self._drop("lost")  # a sweep stores its failure, and publishes the next call

@@ -2,7 +2,7 @@
 
 Overview
     One thread in each parent sweeps some shards once a second, in rounds over all, and at
-    once at a key whose call this worker has taken out. It publishes the head of a queue again if
+    once at a key whose call this worker has taken out. It publishes a call that may run again if
     its message may be lost, and stores the failure of a call that was acknowledged early and whose
     worker has died.
 
