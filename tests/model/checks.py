@@ -13,6 +13,7 @@ _LEASE = Path(__file__).with_name("lease.pml")
 _WAIT_QUEUE = Path(__file__).with_name("wait_queue.pml")
 _DELIVERY = Path(__file__).with_name("delivery.pml")
 _QUEUE = Path(__file__).with_name("queue.pml")
+_LIMIT = Path(__file__).with_name("queue_limit.pml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,13 @@ _RESULT = "||result["  # 13
 _NOT_PAUSED = "!(paused"  # 15
 _IN_TIME = "!(spent"  # 16
 _OWED = "noted[me]!="
+# The same of a queue of which several calls may run.
+_AT_MOST = "<=2"  # 1
+_IN_TURN = "||begun[0])||ended[0]"  # 2
+_BEGUN_TWICE = "||!(begun["  # 4
+_AMONG_FIRST = "<2"  # 8
+_ONE_HINT = "<=1"  # 17
+_NEVER_ALL = "together"
 _NEVER_BOTH = "ended[0]&&ended[1]"
 
 _CANCELS = ("FAULTS=1", "CANCELS")
@@ -149,6 +157,22 @@ CHECKS = (
             ("late: ends with a rate, 1 fault", ("FAULTS=1", "LIVENESS", "RATE", "DIRECT", "LATE")),
             ("early: its head is hinted", ("FAULTS=1", "HINTS")),
             ("early: a foreign release is noticed", ("FAULTS=0", "UNNOTICED")),
+        )
+    ),
+    Check("limit, early: 1 fault", _LIMIT, ("FAULTS=1",)),
+    Check("limit, late: 1 fault", _LIMIT, ("FAULTS=1", "LATE")),
+    Check("limit, early: joins at a worker, 1 fault", _LIMIT, ("FAULTS=1", "DIRECT")),
+    Check("limit, late: joins at a worker, 1 fault", _LIMIT, ("FAULTS=1", "DIRECT", "LATE")),
+    *(
+        Check(f"limit, {claim}", _LIMIT, definitions, search=Search.FAIR)
+        for claim, definitions in (
+            ("early: every call ends", ("FAULTS=0", "LIVENESS")),
+            ("late: every call ends, 1 fault", ("FAULTS=1", "LIVENESS", "LATE")),
+            ("early: the next is hinted, 1 fault", ("FAULTS=1", "HINTS")),
+            (
+                "late: hinted though no body ends",
+                ("FAULTS=0", "HINTS", "LATE", "ENDLESS"),
+            ),
         )
     ),
     _refuted("release without owner check", _LEASE, _EXCLUSION, "NO_OWNER_CHECK"),
@@ -281,6 +305,21 @@ CHECKS = (
             ("a retry does not join again", _DUE, ("RETRY_OVERWRITES", "FAULTS=0", "LOSS")),
             ("taken out before its result", _RESULT, ("RESULT_LAST", "FAULTS=0", "OPERATOR")),
             ("never both end with a fault", _NEVER_BOTH, ("WITNESS", "FAULTS=1")),
+        )
+    ),
+    *(
+        _refuted(f"limit: {claim}", _LIMIT, violated, *definitions)
+        for claim, violated, definitions in (
+            ("those before it are not looked at", _IN_TURN, ("NO_TURN", "FAULTS=0", "DIRECT")),
+            ("any call may run", _AMONG_FIRST, ("NO_FRONT", "FAULTS=1", "LATE")),
+            ("slots are not looked at", _AT_MOST, ("SLOTS_UNCHECKED", "FAULTS=0")),
+            ("a grant hints none", _FOREVER, ("NO_HINT_AT_GRANT", "FAULTS=0", "HINTS", "ENDLESS")),
+            ("ends alone hint", _FOREVER, ("HINT_AT_RELEASE_ONLY", "FAULTS=1", "LIVENESS", "LATE")),
+            ("no look", _FOREVER, ("NO_SWEEP", "FAULTS=1", "LIVENESS", "LATE")),
+            ("begun is not looked at", _BEGUN_TWICE, ("BEGUN_UNCHECKED", "FAULTS=1")),
+            ("several are hinted", _ONE_HINT, ("BEHIND_IS_HINTED", "FAULTS=0")),
+            ("a join makes no sweep due", _DUE, ("JOIN_UNPLANNED", "FAULTS=0")),
+            ("never all end with a fault", _NEVER_ALL, ("WITNESS", "FAULTS=1", "LATE")),
         )
     ),
     # Not promised, and so to be found as well: else the models would promise too much.
