@@ -199,10 +199,11 @@ class Locker:
             claim_key=request.claim.key if request.claim and request.claim.phase else "",
             process=processes[os.getpid()],
         )
-        if isinstance(grant, GrantedArguments):
-            lease.arguments = grant.arguments
-        elif isinstance(grant, GrantedInTurn):
-            lease.following = grant.following
+        if type(grant) is not Granted:
+            if isinstance(grant, GrantedArguments):
+                lease.arguments = grant.arguments
+            elif isinstance(grant, GrantedInTurn):
+                lease.following = grant.following
         if self.clock.now() >= lease.valid_until:
             raise StoreUnavailable(
                 f"the grant of {request.slots[0]!r} arrived after its ttl of {lease.ttl} s"

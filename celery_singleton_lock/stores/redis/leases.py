@@ -79,8 +79,6 @@ class RedisLeases(Leases):
             commands.append(("WAIT", f"{self._wait_replicas}", waited))
         replies = self._runner.pipeline(commands, timeout)
         reply = replies[0]
-        if isinstance(request, QueuedAcquire) and reply[0] == b"slots":
-            return self._acquire(_on_slots(request, reply[1]), timeout)
         if just_checked:
             self._known_shards.add(fence)  # again, if the server had lost the script
         if self._pending.lost:
@@ -89,6 +87,8 @@ class RedisLeases(Leases):
             found: Granted | Refused = Granted(key=request.slots[0], fence=int(reply) or None)
         elif request.claim is not None and request.claim.arguments:
             found = with_arguments(request, *reply)
+        elif isinstance(request, QueuedAcquire) and reply[0] == b"slots":
+            return self._acquire(_on_slots(request, reply[1]), timeout)
         else:
             found = slot_or_refusal(request.slots[0], reply)
         if self._wait_replicas and isinstance(found, Granted) and replies[1] < self._wait_replicas:
