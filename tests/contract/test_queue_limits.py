@@ -123,6 +123,16 @@ def test_a_retry_keeps_its_slot_and_its_place(calls: Calls) -> None:
     assert of(tokens[3], calls.end(retry))
 
 
+def test_a_retry_is_not_published_while_its_body_runs_in_a_slot_above_the_limit(
+    calls: Calls,
+) -> None:
+    tokens = calls.joined(2)
+    all_run(calls, tokens)
+    calls.end(tokens[0])
+    calls.limit = 1
+    assert calls.join(tokens[1].next_attempt()) is Place.WAITING
+
+
 def test_a_retry_is_not_published_while_its_body_runs_though_a_slot_is_free(calls: Calls) -> None:
     first = new_token()
     calls.join(first)

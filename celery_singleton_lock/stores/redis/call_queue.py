@@ -43,13 +43,13 @@ class RedisCallQueue(CallQueue):
         late, asked = "1" if request.late else "0", f" {' '.join(request.asked)} "
         first = [f"{request.limit}", token.call_id, *ordinal]
         arguments = [*first, late, request.message, most, asked]
-        names, slots = CallQueueNames.of(key), Keyspace.slots(key, request.limit)
-        keys = [*names, names.last_number, names.ended(token.call_id), *slots]
+        names = CallQueueNames.of(key)
+        keys = [*names, names.last_number, names.ended(token.call_id)]
         if request.claim:
             keys.append(request.claim)
             arguments.append(scripts.milliseconds(request.claim_ttl))
-        place, *depth = self._runner.run_checked(
-            scripts.QUEUE_JOIN.command(keys, arguments), timeout
+        place, *depth = self._run_on_slots(
+            scripts.QUEUE_JOIN, key, keys, arguments, timeout, request.limit
         )
         return Place(place.decode()), int(depth[0]) if depth else 0
 
@@ -147,11 +147,11 @@ class RedisCallQueue(CallQueue):
         script: scripts.Script,
         key: str,
         keys: Sequence[str],
-        arguments: Sequence[str],
+        arguments: Sequence[Any],
         timeout: float,
+        number: int = 1,
     ) -> Sequence[Any]:
-        """Run a script that reads all slots of ``key``; it says how many there are if not one."""
-        number = 1
+        """Run a script that reads all slots of ``key``, which may be more than ``number``."""
         while True:
             command = script.command([*keys, *Keyspace.slots(key, number)], arguments)
             reply: Sequence[Any] = self._runner.run_checked(command, timeout)

@@ -1,14 +1,18 @@
 -- Join the queue of a key. A call that is there keeps its number, and gets the message if that is newer.
--- KEYS: queue, its calls, due set, last number, the call's ended completion record, slot, slot ... [, its claim]
+-- KEYS: queue, its calls, due set, last number, the call's ended completion record [, its claim], slot, slot ...
 -- ARGV: how many calls may run at a time, call id, nesting, retries, sequence, '1' if acknowledged late, message,
 --       the most calls that may wait, the nonces with which the deliveries of this message have asked for the
 --       lease, each with a blank before and after it [, ttl of its claim in ms, if it was not there before]
 -- Replies: {'ended'}; {'full', depth}; {'waiting'} or {'hinted'}: the second is to be published. For a call
---          that was not there before, the number of calls is behind the word
+--          that was not there before, the number of calls is behind the word;
+--          {'slots', number}: so many slots are to be given
+local claim = ARGV[10] and table.remove(KEYS, 6)
 local queue, calls, due, counter, ended, key = unpack(KEYS)
 local limit, id = tonumber(ARGV[1]), ARGV[2]
 local nesting, retries, sequence = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local q = call_queue(key, {unpack(KEYS, 6, 5 + limit)}, queue, calls, due)
+local slots = {unpack(KEYS, 6)}
+local q = call_queue(key, slots, queue, calls, due)
+if q.used > #slots then return {'slots', q.used} end
 -- A full server refuses new calls, but not the next message of one that has a place: see queue_acquire.lua.
 if redis.call('HGET', calls, '=' .. id) then redis.call('ZREM', queue, '') end
 if q.has_ended(ended, nesting, retries) then return {'ended'} end
@@ -24,7 +28,6 @@ if not call then
   q.write(call)
   q.add(call, counter)
   if q.keep_limit() then q.plan() end -- calls before it may begin now
-  local claim = KEYS[6 + limit]
   if claim then
     local _, claimant, phase = read_claim(claim)
     if claimant == id and phase ~= 'running' then redis.call('PEXPIRE', claim, ARGV[10]) end
