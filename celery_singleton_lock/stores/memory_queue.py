@@ -567,9 +567,9 @@ class MemoryCallQueue(CallQueue):
         records = filter(None, map(self._inspect, slots))
         return next((one for one in records if _holder_of(one) == call.call_id), None)
 
-    def _free(self, key: str, queue: _Queue) -> tuple[int, float]:
-        """How many slots of a key are free, and when one may be if none is."""
-        records = [*map(self._inspect, Keyspace.slots(key, queue.limit))]
+    def _free(self, key: str, queue: _Queue, slots: Sequence[str] = ()) -> tuple[int, float]:
+        """How many of some slots (else of all) are free, and when one may be if none is."""
+        records = [*map(self._inspect, slots or Keyspace.slots(key, queue.limit))]
         left = [
             one.ttl if _holder_of(one) in queue.calls else min(one.ttl, _FOREIGN)
             for one in records
@@ -592,10 +592,17 @@ class MemoryCallQueue(CallQueue):
         return record.ttl if record is not None and record.kind is Kind.COOLING else 0.0
 
     def _hint(
-        self, key: str, queue: _Queue, call: _Call, *, is_own: bool = False, delay: float = 0.0
+        self,
+        key: str,
+        queue: _Queue,
+        call: _Call,
+        *,
+        is_own: bool = False,
+        delay: float = 0.0,
+        slots: Sequence[str] = (),
     ) -> _Call | None:
-        """Hint a call if a slot is free, or ``is_own``: one is reserved for it."""
-        free, at = self._free(key, queue)
+        """Hint a call if one of some slots is free, or ``is_own``: one is reserved for it."""
+        free, at = self._free(key, queue, slots)
         if not call.message or not (free or is_own):
             call.at = self._clock.now() if free or is_own else at
             return None
@@ -633,7 +640,7 @@ class MemoryCallQueue(CallQueue):
         hinted = queue.next if queue else None
         if queue and hinted and hinted.state == "w" and (hinted.at is None or released):
             is_cooling = any(0.0 < self._cooling(slot) <= _LONGEST_DELAY for slot in released)
-            hinted = self._hint(key, queue, hinted, is_own=is_cooling, delay=delay)
+            hinted = self._hint(key, queue, hinted, is_own=is_cooling, delay=delay, slots=released)
         else:
             hinted = None
         first, following = None, hinted.call_id if hinted else ""

@@ -36,9 +36,11 @@ DAY: Final = 86400.0
 class Calls:
     """The calls of one key, and what their publishers and workers do."""
 
-    def __init__(self, store: Store, *, late: bool = True, limit: int = 1) -> None:
+    def __init__(
+        self, store: Store, *, late: bool = True, limit: int = 1, slots: int | None = None
+    ) -> None:
         self.store, self.late, self.key, self.limit = store, late, new_key(), limit
-        self._slots = limit
+        self._slots = slots or limit
         assert store.call_queue is not None
         self.queue: CallQueue = store.call_queue
 

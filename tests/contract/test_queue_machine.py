@@ -1,0 +1,184 @@
+"""The queue of a key lives in Redis as in memory: random steps, whose replies and states are equal.
+
+The limit changes on the way, and another client holds one of the slots for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from celery_singleton_lock.core.call_queue import Hint, Removal
+from celery_singleton_lock.core.keyspace import CallQueueNames
+from celery_singleton_lock.core.lease import Token
+from celery_singleton_lock.core.store import Granted, GrantedInTurn, Refused
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.testing import ManualClock
+from celery_singleton_lock.testing.contract import TIMEOUT, new_token
+from celery_singleton_lock.testing.contract.steps import give, take
+from example_project.private_server import PrivateServer
+from tests.harness.calls import Calls
+from tests.harness.deliveries import wait_until
+
+_MOST = 4
+
+
+def shown(reply: Any) -> Any:
+    """A reply without times, and without what a refusal says of other slots."""
+    if isinstance(reply, Hint):
+        return reply.call_id, reply.copies, reply.begins, reply.message
+    if isinstance(reply, Granted):
+        return "granted", shown(reply.following) if isinstance(reply, GrantedInTurn) else None
+    if isinstance(reply, Refused):
+        return reply.relation
+    return tuple(map(shown, reply)) if isinstance(reply, (list, tuple)) else reply
+
+
+class QueueSideBySide(RuleBasedStateMachine):
+    """The same steps on both; `store` and `client` are set by the test."""
+
+    store: RedisStore
+    client: redis.Redis
+
+    @initialize(late=st.booleans(), limit=st.integers(1, 3))
+    def begin(self, late: bool, limit: int) -> None:
+        stores = self.store, MemoryStore(ManualClock())
+        self.sides = [Calls(store, late=late, limit=limit, slots=_MOST) for store in stores]
+        self.key = self.sides[1].key = self.sides[0].key
+        self.tokens: dict[str, Token] = {}
+        self.begun: set[str] = set()
+        self.holder: Token | None = None
+
+    def both(self, step: Callable[[Calls], Any]) -> Any:
+        on_server, in_memory = (shown(step(calls)) for calls in self.sides)
+        assert on_server == in_memory
+        return on_server
+
+    def states(self, calls: Calls) -> list[Any]:
+        found = calls.queue.calls(self.key, most=99, messages=False, timeout=TIMEOUT)
+        return [(call.call_id, call.state, call.copies, call.begins) for call in found]
+
+    @property
+    def running(self) -> list[str]:
+        return [call for call, token in self.tokens.items() if self.sides[0].slot_of(token)]
+
+    def one(self, data: Any, some: list[str]) -> str | None:
+        return data.draw(st.sampled_from(some)) if some else None
+
+    @rule()
+    def join(self) -> None:
+        token = new_token()
+        self.tokens[token.call_id] = token
+        self.both(lambda calls: calls.joins(token))
+
+    @rule(data=st.data())
+    def ask(self, data: Any) -> None:
+        in_queue = [call for call, *_ in self.states(self.sides[0])]
+        if (call := self.one(data, in_queue[:4])) is None:
+            return
+        before = [one for one in in_queue[: in_queue.index(call)] if one not in self.begun]
+        leaving = {one for one, state, *_ in self.states(self.sides[0]) if state == "x"}
+        was_running, token = call in self.running, self.tokens[call]
+        again = new_token(token.task_id, retries=token.retries)
+        if self.both(lambda calls: calls.ask(again))[0] == "granted":
+            assert not was_running, "a call runs once at a time"
+            assert call in self.begun or set(before) <= leaving, "in order"
+            self.begun.add(call)
+            self.tokens[call] = again
+
+    @rule(data=st.data(), what=st.sampled_from(["end", "end", "retry", "undo", "lose"]))
+    def leave_body(self, data: Any, what: str) -> None:
+        if (call := self.one(data, self.running)) is None:
+            return
+        token = self.tokens[call]
+        if what == "end":
+            self.both(lambda calls: calls.release(token))
+        elif what == "undo":
+            self.both(lambda calls: calls.release(token, goes_on=True, has_begun=False))
+        elif what == "lose":
+            self.both(lambda calls: calls.lose_lease(token))
+        else:
+            self.tokens[call] = new_token(token.task_id, retries=token.retries + 1)
+            self.both(lambda calls: calls.joins(self.tokens[call]))
+            self.both(lambda calls: calls.release(token, goes_on=True, due_in=5.0))
+
+    @rule()
+    def sweep(self) -> None:
+        self.both(lambda calls: calls.queue.defer(self.key, seconds=0.0, timeout=TIMEOUT))
+        if self.states(self.sides[0]):
+            wait_until(self.sides[0].is_due, "its time has come")
+        found = self.both(lambda calls: calls.queue.sweep(self.key, timeout=TIMEOUT))
+        for call in (hint[0] for is_lost, hint in found if is_lost):
+            self.both(lambda calls, call=call: calls.remove(self.tokens[call]))
+
+    @rule(data=st.data())
+    def cancel(self, data: Any) -> None:
+        if (call := self.one(data, [one for one, *_ in self.states(self.sides[0])])) is None:
+            return
+        left = self.both(lambda calls: calls.queue.leave(self.key, call, timeout=TIMEOUT))
+        if not isinstance(left, Removal):
+            self.both(lambda calls: calls.remove(self.tokens[call]))
+
+    @rule(limit=st.integers(1, 3))
+    def deploy(self, limit: int) -> None:
+        for calls in self.sides:
+            calls.limit = limit
+
+    @precondition(lambda self: self.holder is None)
+    @rule()
+    def hold(self) -> None:
+        if all(calls.store.leases.inspect(self.key) is None for calls in self.sides):
+            self.holder = token = new_token()
+            self.both(lambda calls: take(calls.store, self.key, token) and None)
+
+    @precondition(lambda self: self.holder is not None)
+    @rule()
+    def release(self) -> None:
+        token, self.holder = self.holder, None
+        assert token is not None
+        self.both(lambda calls: give(calls.store, self.key, token))
+
+    @invariant()
+    def the_same_stands_there(self) -> None:
+        states = self.both(self.states)
+        due = self.client.zscore(CallQueueNames.of(self.key).due, self.key)
+        assert (due is not None) == bool(states), "a queue that is not empty is due"
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [
+        pytest.param(40, id="some"),
+        pytest.param(600, id="many", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+    ],
+)
+def test_a_queue_in_redis_goes_on_as_one_in_memory_does(
+    server: PrivateServer, examples: int
+) -> None:
+    options = settings(
+        max_examples=examples,
+        stateful_step_count=30,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    with closing(RedisStore(server.url())) as store, redis.Redis.from_url(server.url()) as client:
+        machine = type("OnThisServer", (QueueSideBySide,), {"store": store, "client": client})
+        run_state_machine_as_test(machine, settings=options)
