@@ -77,7 +77,7 @@ def check_leases(context: Context) -> Findings:
     if shortest and is_slow(median, ttl := ttls[shortest]):
         wait = timeout_for(ttl) * 1000
         text = f"{median * 1000:.1f} ms a reply; {shortest} with ttl={ttl:g} s waits {wait:.0f} ms"
-        yield warning("latency", text, "a longer ttl, or a store that is nearer")
+        yield warning("latency", text, "a longer ttl, or a store in the same network")
     # It comes last, because an error of the store ends this check.
     if context.store.wait_queue is not None:
         yield check_waiting(context, context.store.wait_queue)

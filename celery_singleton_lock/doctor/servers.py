@@ -375,7 +375,7 @@ def check_latency(context: Context, node: Server) -> Findings:
     if is_slow(node.reply_time, ttl):
         patience = f"the {timeout_for(ttl) * 1000:.0f} ms that a lease of {ttl:g} s waits for it"
         text = f"a reply takes more than a tenth of {patience}"
-        yield warning("latency", text, "a longer ttl, or a node that is nearer")
+        yield warning("latency", text, "a longer ttl, or a node in the same network")
 
 
 def is_slow(reply_time: float, ttl: float) -> bool:

@@ -44,7 +44,7 @@ def check_policies(context: Context) -> Findings:
 def check_switch(context: Context) -> Findings:
     """Whether tasks run without their locks, because these are switched off."""
     if by := context.settings.off_by:
-        text = f"the locks of all tasks are off ({by}): they run as plain tasks, also two at once"
+        text = f"the locks of all tasks are off ({by}): two runs may overlap"
         yield warning("switch", text, f"remove it to have locks again, see {OFF}")
     elif context.off_tasks:
         names = ", ".join(context.off_tasks)
@@ -64,14 +64,14 @@ def check_timeouts(context: Context) -> Findings:
         yield warning(
             "timeouts",
             f"ttl is longer than visibility_timeout ({timeout:g} s) of {names}: a dead worker's "
-            "message comes back while its lease still stands, and waits",
+            "message is delivered again before its lease has ended, and waits",
             "a ttl below visibility_timeout",
         )
     if names := names_of(t for t in tasks if (context.policies[t.name].debounce or 0) > timeout):
         yield note(
             "timeouts",
-            f"debounce is longer than visibility_timeout ({timeout:g} s) of {names}: workers put "
-            f"each message back every {context.settings.longest_countdown:g} s until it is due, "
+            f"debounce is longer than visibility_timeout ({timeout:g} s) of {names}: workers "
+            f"requeue each message every {context.settings.longest_countdown:g} s until it is due, "
             "and many such messages delay each other",
             "visibility_timeout above the longest debounce, in broker_transport_options",
         )
@@ -111,7 +111,7 @@ def check_lost_workers(context: Context) -> Findings:
         yield note(
             "acks_late",
             f"acks_late without reject_on_worker_lost: {names}. If its pool process is killed (out "
-            "of memory, kill -9), the job ends FAILURE and does not run again",
+            "of memory, kill -9), the task fails and does not run again",
             f"reject_on_worker_lost=True with acks_late=True, see {_KILLED_PAGE}",
         )
     # The app's setting is meant for its acks_late tasks.

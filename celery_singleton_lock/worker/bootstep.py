@@ -180,7 +180,7 @@ def check_app(app: Celery, *, is_prefork: bool = False) -> None:
     if by := runtime.settings.off_by:
         for task in singleton_tasks(app):
             task.singleton_preload()
-        _warn(f"the locks are off ({by}): all tasks run as plain ones, also two at once: see {OFF}")
+        _warn(f"the locks are off ({by}): two runs may overlap: see {OFF}")
         return
     if is_prefork and runtime.store.capabilities.name == "memory":
         raise SettingsError(IN_MEMORY)
