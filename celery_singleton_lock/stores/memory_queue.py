@@ -275,10 +275,11 @@ class MemoryCallQueue(CallQueue):
             reply = self._leases.acquire(request, timeout=timeout)
             if isinstance(reply, Granted):
                 queue.calls[token.call_id], self._queues[key] = call, queue
+                is_repeated = call.nonce == token.nonce
                 call.begin(request, is_repeated=was_granted)
                 call.at = self._clock.now() + request.ttl
                 queue.rate = request.rate
-                return self._in_turn(key, queue, reply)
+                return self._in_turn(key, queue, reply, is_repeated=is_repeated)
             if reply.relation is Relation.DONE:
                 self._drop(key, call)
             elif reply.relation not in _ENDS:
@@ -288,13 +289,24 @@ class MemoryCallQueue(CallQueue):
                     reply.relation = kept
             return reply
 
-    def _in_turn(self, key: str, queue: _Queue, reply: Granted) -> Granted:
-        """The grant, with the call that may begin beside the one to which it was given."""
-        following = queue.next if queue.limit > 1 else None
-        if following is None or following.state != "w":
+    def _in_turn(self, key: str, queue: _Queue, reply: Granted, *, is_repeated: bool) -> Granted:
+        """The grant, with the call that may begin beside the one to which it was given.
+
+        Args:
+            key: The lock key.
+            queue: Its queue.
+            reply: The grant.
+            is_repeated: Whether its reply was lost before, perhaps with that call.
+        """
+        following, delay = queue.next if queue.limit > 1 else None, self._rate_left(key, queue)
+        if following is None:
             return reply
-        delay = self._rate_left(key, queue)
-        if self._hint(key, queue, following, delay=delay) is None:
+        if following.state == "w":
+            if self._hint(key, queue, following, delay=delay) is None:
+                return reply
+        elif following.state == "h" and is_repeated:
+            following.repeated = True
+        else:
             return reply
         hint = replace(following.hint(key), countdown=delay)
         return GrantedInTurn(key=reply.key, fence=reply.fence, following=hint)

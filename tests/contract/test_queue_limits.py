@@ -64,6 +64,13 @@ def test_each_call_that_begins_hints_the_next_until_as_many_run_as_may(calls: Ca
     calls.runs(fifth)
 
 
+def test_a_grant_whose_reply_is_lost_names_the_next_call_again(calls: Calls) -> None:
+    first, second, _ = calls.joined(3)
+    assert of(second, calls.runs(first))
+    assert of(second, calls.runs(first)), "repeated"
+    calls.runs(second)
+
+
 def test_a_call_that_joins_while_others_run_is_hinted_if_a_slot_is_free(calls: Calls) -> None:
     first, second = new_token(), new_token()
     calls.join(first)

@@ -93,14 +93,20 @@ if not call then
   call = {id = id, copies = 1, begins = 0, repeated = '0', nonce = ''}
   q.add(call, counter)
 end
-if call.nonce ~= nonce and not was_granted then call.begins = call.begins + 1 end
+local is_repeated = call.nonce == nonce
+if not is_repeated and not was_granted then call.begins = call.begins + 1 end
 call.letter, call.begun, call.late, call.nonce = 'b', '1', late, nonce
 call.nesting, call.retries, call.sequence = nesting, retries, sequence
 q.look_in(call, ARGV[2])
 q.keep_limit()
 if rate_next then q.note_next(rate_next) end
 local next, delay = limit > 1 and q.next(), q.rate_left()
-next = next and next.letter == 'w' and q.hint(next, false, delay)
+if next and next.letter == 'w' then
+  next = q.hint(next, false, delay)
+elseif next and is_repeated and next.letter == 'h' then -- its reply was lost, perhaps with this call
+  next.repeated = '1'
+  q.write(next)
+else next = nil end
 q.plan()
 if not next then return reply end
 return {'granted', reply[2], next.id, next.copies, next.begins, q.message(next.id), delay}
