@@ -80,7 +80,7 @@ def test_the_options_that_a_row_says_to_write_are_accepted() -> None:
     app = Celery("rows", broker="memory://", set_as_current=False)
     for number, code in enumerate(written):
 
-        def work(account_id: int, document_id: int, name: str) -> None: ...
+        def work(account_id: int, tenant_id: int, document_id: int, name: str) -> None: ...
 
         options = eval(f"dict({code})", names)
         singleton_task(app=app, name=f"work-{number}", shared=False, **options)(work)

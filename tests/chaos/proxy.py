@@ -78,6 +78,8 @@ class Proxy:
         self._changed = asyncio.Event()
         self._open: set[asyncio.StreamWriter] = set()
         self._forgotten: set[asyncio.StreamWriter] = set()
+        #: How many packets were lost by CUT, NO_REQUESTS or NO_REPLIES, or will be.
+        self.lost = 0
         self._loses_reply = False
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -230,6 +232,7 @@ class Proxy:
         if mode.kind is Kind.STALL:
             await changed.wait()
         elif mode.kind in (Kind.CUT, blocked):
+            self.lost += 1
             await changed.wait()
             raise _Lost
         elif mode.kind is Kind.SLOW:

@@ -916,6 +916,8 @@ def test_a_call_whose_grant_has_no_reply_runs_though_its_worker_dies(
             link.set(proxy.Mode(kind=proxy.Kind.NO_REPLIES))
             also_consume(stage, worker, name)
             wait_until(lambda: store.leases.inspect(key), "the lease is granted")
+            # The other reply is that of the parent's sweep.
+            wait_until(lambda: link.lost > 1, "its reply is lost")
             link.set(proxy.Mode(kind=proxy.Kind.NO_REQUESTS))  # so that it is not given back
             stage.app.app.control.cancel_consumer(name, destination=[worker.hostname])
             worker.wait_for_event(EventName.REQUEUED, task_id=result.id, reason="store")

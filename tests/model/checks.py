@@ -76,7 +76,7 @@ _OWED = "noted[me]!="
 # The same of a queue of which several calls may run.
 _AT_MOST = "<=2"  # 1
 _IN_TURN = "||begun[0])||ended[0]"  # 2
-_BEGUN_TWICE = "||!(begun["  # 4
+_BEGUN_TWICE = "!(begun[w[me]"  # 4
 _AMONG_FIRST = "<2"  # 8
 _ONE_HINT = "<=1"  # 17
 _NEVER_ALL = "together"
