@@ -209,6 +209,7 @@ def test_newer_calls_do_not_keep_a_retry_from_running(
 ) -> None:
     task = stage.app.skip
     retried = task.delay(name, 1, attempts=2)
+    stage.journal.wait_for_starts(key=name)
     while not retried.ready():
         task.delay(name, 2).get(timeout=30)
     assert retried.get() == 1
