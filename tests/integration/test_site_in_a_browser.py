@@ -107,7 +107,7 @@ _QUESTIONS = [
     ("many calls in short time run once", "how-to/unique-calls"),
     ("latest wins", "how-to/unique-calls"),
     ("run after the last call", "how-to/unique-calls"),
-    ("strict order", "reference/options"),
+    ("strict order", "how-to/in-order"),
     ("queue per user", "reference/options"),
     ("per customer queue", "reference/options"),
     ("run in sequence", "reference/options"),
