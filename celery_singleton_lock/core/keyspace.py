@@ -149,7 +149,7 @@ class Keyspace:
     def is_slot_of(key: str, slot: str) -> bool:
         """Whether a lease on ``slot`` is one on ``key``."""
         # The first comparison is the cheap one: a process may hold thousands of leases.
-        return slot.startswith(key) and slot.partition("#")[0] == key
+        return slot.startswith(key) and Keyspace.lock_of(slot) == key
 
     @staticmethod
     def shard(key: str) -> str:

@@ -255,8 +255,8 @@ class QueuedAcquire(Acquire):
     Attributes:
         late: Whether the call's messages are acknowledged late.
         most_begins: How often a run may begin by one message. None means without a limit.
-        asked: The nonces with which this delivery, and those of which it is a copy, have asked
-            without a reply. No run began under a grant to them.
+        asked: The nonces of earlier requests that had no reply, by this delivery or by one of which
+            it is a copy. No run began under a grant to them.
         rate: The rate of the key; None: it has none.
         limit: How many calls may run at a time; None: as many as there are ``slots``.
     """
@@ -390,7 +390,8 @@ class Release:
     """A request to delete the key that a token holds, or to turn it into another kind.
 
     Attributes:
-        keys: The lease's key; all slots if the outcome of the acquire is unknown.
+        keys: The lease's key; all slots of a call in a queue, or if the outcome of the acquire is
+            unknown.
         token: The token that must hold the key.
         become: The new kind of the key; None: the key is deleted.
         become_ttl: Seconds that the new kind stays.

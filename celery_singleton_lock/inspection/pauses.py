@@ -76,7 +76,7 @@ class Paused:
 
     def includes(self, key: str) -> bool:
         """Whether calls of a full key are paused by it."""
-        return key.partition("#")[0] == self.key if self.key else is_in_scope(key, self.scope)
+        return Keyspace.lock_of(key) == self.key if self.key else is_in_scope(key, self.scope)
 
     def __str__(self) -> str:
         what = "key" if self.key else "scope"
@@ -239,7 +239,7 @@ def _names(runtime: Runtime, key: str | None, scope: str | None, *, where: str) 
                 f"{given}: give the scope of the key, a scope alone, or a full key as "
                 "current_lease().key"
             )
-        scope, names = scope_of(key), [key.partition("#")[0]]
+        scope, names = scope_of(key), [Keyspace.lock_of(key)]
     elif key is None:
         refuse_foreign_scope(runtime, scope, where=given)
         names = [Keyspace.scope_in(shard, scope) for shard in keyspace.all_shards()]

@@ -93,7 +93,7 @@ class QueueFeature(Feature):
         return QueuedAcquire(**given, late=self.run.acks_late, most_begins=most, asked=asked)
 
     def granted(self, lease: Lease) -> None:
-        """Publish the call that may begin beside this one."""
+        """Publish the next call if the limit lets it run at the same time."""
         self._nonce = lease.token.nonce
         if (following := getattr(lease, "following", None)) is not None:
             publish_hint(self.run.task.app, self._queue, following)
@@ -164,6 +164,8 @@ class QueueFeature(Feature):
     def releasing(self, release: Release, ending: Ending) -> Release:
         """Release the key for the next call, or keep the place."""
         given = {f.name: getattr(release, f.name) for f in fields(release)}
+        # With all slots, the store knows which of them are free.
+        given["keys"] = Keyspace.slots(Keyspace.lock_of(release.keys[0]), self.run.policy.limit)
         ttl = self.run.runtime.settings.completion_ttl
         return QueuedRelease(
             **given,

@@ -121,8 +121,8 @@ class _Call:
         """A copy of its message ends here. It is looked at then; None: it waits for its turn."""
         if self.state == "h":
             self.copies = max(self.copies - 1, 0)
-            self.state = "h" if self.copies else "w"
-        if self.state == "w" or (self.state == "h" and at is not None):
+            self.state = "h" if self.copies and at is None else "w"
+        if self.state == "w":
             self.at = at
 
     def hint(self, key: str) -> Hint:
@@ -153,13 +153,6 @@ class _Queue:
         return [*islice(self.calls.values(), self.limit)]
 
     @property
-    def next(self) -> _Call | None:
-        """The call that is to begin next, or to go on because it is one of the front now."""
-        return next(
-            (one for one in self.front if one.is_new or (one.state == "w" and one.at is None)), None
-        )
-
-    @property
     def looked_at(self) -> list[_Call]:
         """The calls that a sweep looks at: none behind one that has not begun."""
         found, is_blocked = [], False
@@ -174,6 +167,12 @@ class _Queue:
         """When it is swept next."""
         return min((call.at or 0.0 for call in self.looked_at), default=0.0)
 
+    def new_behind(self, call: _Call) -> _Call | None:
+        """The first call behind one that may run and has not begun."""
+        front = self.front
+        behind = front[front.index(call) + 1 :] if call in front else []
+        return next((one for one in behind if one.is_new), None)
+
     def has_turn(self, call: _Call) -> bool:
         """Whether a call may begin now."""
         front = self.front
@@ -183,6 +182,34 @@ class _Queue:
             return False
         before = front[: front.index(call)]
         return call.begun or not any(one.is_new for one in before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """What the slots of a key hold.
+
+    Attributes:
+        records: By slot.
+        free: How many of those that may be granted are free.
+        left: One of these: of a retry that leaves it to those that may run since the limit is
+            lower; empty: there is none.
+        at: When one may be free.
+    """
+
+    records: dict[str, Record]
+    free: int
+    left: str
+    at: float
+
+    def of(self, call: _Call) -> Record | None:
+        """That of a call."""
+        records = self.records.values()
+        return next((one for one in records if _holder_of(one) == call.call_id), None)
+
+    def lease_of(self, call: _Call) -> Record | None:
+        """The lease of a body of a call."""
+        record = self.of(call)
+        return None if record is None or record.kind is Kind.RESERVED else record
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,37 +272,41 @@ class MemoryCallQueue(CallQueue):
             if self._has_ended(key, token):
                 return Refused(relation=Relation.DONE)
             queue = self._queues.get(key, _Queue())
-            queue.set_limit(len(request.slots))
             # A call that has not joined joins by running; the broker has its message.
             call = queue.calls.get(token.call_id) or _Call(
                 token.call_id, number, b"", request.late, self._clock.wall(), copies=1
             )
             if call.number > number or call.state == "x":
                 return Refused(relation=Relation.SUPERSEDED)
+            before = queue.limit, queue.most_limit
+            queue.set_limit(len(request.slots))
             is_newest = call.number == number
             kept = Relation.QUEUED if is_newest and call.message else Relation.UNQUEUED
-            slots = Keyspace.slots(key, queue.most_limit)
-            held = self._record_of(call, slots)
-            is_beyond = (
-                held is not None
-                and held.kind is not Kind.RESERVED
-                and held.key not in request.slots
-            )
-            if not is_newest or is_beyond or not queue.has_turn(call):
+            slots = self._slots(key, queue)
+            held = slots.of(call)
+            is_beyond = held is not None and held.key not in request.slots
+            runs_beyond = is_beyond and slots.lease_of(call) is not None
+            if not is_newest or runs_beyond or not queue.has_turn(call):
                 if kept is Relation.QUEUED:
                     call.consume()
-                held_slots = [*filter(None, map(self._inspect, slots))]
-                record = held_slots[0] if held_slots else None
-                return Refused(relation=kept, record=record, others=tuple(held_slots[1:]))
+                if token.call_id not in queue.calls:  # what is not in the queue changes nothing
+                    queue.limit, queue.most_limit = before
+                records = [*slots.records.values()]
+                first = records[0] if records else None
+                return Refused(relation=kept, record=first, others=tuple(records[1:]))
             was_granted = call.nonce in request.asked
-            is_free = held is None and self._free(key, queue)[0]
+            is_free = held is None and slots.free
             if not was_granted and is_free and call.is_lost(request):
                 call.state, call.at = "x", self._clock.now()
                 return Refused(relation=Relation.LOST)
+            if held is not None and is_beyond:  # reserved for this retry
+                self._operators.free(held.key, None)
+            if slots.left:
+                self._operators.free(slots.left, None)
             reply = self._leases.acquire(request, timeout=timeout)
             if isinstance(reply, Granted):
                 queue.calls[token.call_id], self._queues[key] = call, queue
-                is_repeated = call.nonce == token.nonce
+                is_repeated = was_granted or call.nonce == token.nonce
                 call.begin(request, is_repeated=was_granted)
                 call.at = self._clock.now() + request.ttl
                 queue.rate = request.rate
@@ -285,12 +316,14 @@ class MemoryCallQueue(CallQueue):
             elif reply.relation not in _ENDS:
                 if token.call_id in queue.calls:
                     self._may_not_start(request, queue, call, reply, kept)
+                else:
+                    queue.limit, queue.most_limit = before
                 if reply.relation is not Relation.RATE or reply.hint is None:
                     reply.relation = kept
             return reply
 
     def _in_turn(self, key: str, queue: _Queue, reply: Granted, *, is_repeated: bool) -> Granted:
-        """The grant, with the call that may begin beside the one to which it was given.
+        """The grant, with the next call if the limit lets it run at the same time.
 
         Args:
             key: The lock key.
@@ -298,13 +331,14 @@ class MemoryCallQueue(CallQueue):
             reply: The grant.
             is_repeated: Whether its reply was lost before, perhaps with that call.
         """
-        following, delay = queue.next if queue.limit > 1 else None, self._rate_left(key, queue)
+        following = self._next(key, queue) if queue.limit > 1 else None
+        delay = self._rate_left(key, queue)
         if following is None:
             return reply
         if following.state == "w":
             if self._hint(key, queue, following, delay=delay) is None:
                 return reply
-        elif following.state == "h" and is_repeated:
+        elif following.state == "h" and is_repeated and following.message:
             following.repeated = True
         else:
             return reply
@@ -327,8 +361,7 @@ class MemoryCallQueue(CallQueue):
                 call.consume(now + min(refused.due_in, _RATE_MAY_CHANGE))
         elif call.number == (request.token.nesting, request.token.retries, request.sequence):
             is_paused = refused.relation is Relation.PAUSED
-            at = self._after(refused.pause) if is_paused else self._free(key, queue)[1]
-            call.consume(min(at, now + _PAUSED))
+            call.consume(self._after(refused.pause) if is_paused else self._slots(key, queue).at)
 
     def release(
         self, request: QueuedRelease, /, *, timeout: float = 0
@@ -370,12 +403,18 @@ class MemoryCallQueue(CallQueue):
             call.repeated = True
             return call
         if is_undone:
-            call.begins -= 1
+            call.begins, call.nonce = call.begins - 1, ""
             call.begun = call.begins > 0 or any(call.number)
         if ended_ttl is not None and not is_newer:
             return self._take_out(
-                key, call, token, ended_ttl, request.may_return_from, delay, request.keys
+                key, call, token, ended_ttl, request.may_return_from, delay, has_slot=True
             )
+        queue = self._queues[key]
+        behind = queue.new_behind(call) if is_undone and queue.limit > 1 else None
+        if behind is not None and behind.state == "h":
+            # The grant may have named it in a reply that was lost. The next grant names it again.
+            behind.state, behind.at, behind.repeated = "w", None, True
+            behind.copies = max(behind.copies - 1, 0)
         call.at = self._clock.now() + _DEADLINE + request.due_in
         if has_begun and (call.late or not request.has_begun):
             call.state = "h"  # the broker delivers its message again
@@ -422,11 +461,10 @@ class MemoryCallQueue(CallQueue):
                     return Place.WAITING, 0
                 call.state, call.copies, call.begins, call.nonce = "w", 0, 0, ""
                 call.at, call.number, depth = None, number, 0
-            held = self._record_of(call, Keyspace.slots(key, queue.most_limit))
-            is_own = held is not None and held.kind is Kind.RESERVED
-            if held is not None and not is_own:  # it runs, and publishes its retry
-                call.at = self._clock.now() + held.ttl
-            elif queue.has_turn(call) and self._hint(key, queue, call, is_own=is_own):
+            lease = self._slots(key, queue).lease_of(call)
+            if lease is not None:  # it publishes its retry
+                call.at = self._clock.now() + lease.ttl
+            elif queue.has_turn(call) and self._hint(key, queue, call):
                 return Place.HINTED, depth
             return Place.WAITING, depth
 
@@ -449,6 +487,7 @@ class MemoryCallQueue(CallQueue):
         with self._guard:
             queue = self._queues.get(key, _Queue())
             calls, left = [*queue.calls.values()][first : first + most], self._rate_left(key, queue)
+            next_call = self._next(key, queue)
         return [
             QueuedCall(
                 key=key,
@@ -459,7 +498,7 @@ class MemoryCallQueue(CallQueue):
                 position=position,
                 joined_at=call.joined_at,
                 state=CallState(call.state),
-                countdown=left if call is queue.next else 0.0,
+                countdown=left if call is next_call else 0.0,
             )
             for position, call in enumerate(calls, first)
         ]
@@ -475,17 +514,19 @@ class MemoryCallQueue(CallQueue):
             queue, now = self._queues.get(key), self._clock.now()
             if queue is None or queue.due > now:
                 return []  # another client has looked at the same time
-            due = [call for call in queue.looked_at if (call.at or 0.0) <= now]
-            return [found for call in due if (found := self._look_at(key, queue, call))]
+            found, number = [], len(queue.calls) + 1
+            while len(queue.calls) < number:  # again for those in the place of one that is gone
+                number = len(queue.calls)
+                due = [call for call in queue.looked_at if (call.at or 0.0) <= now]
+                found += [one for call in due if (one := self._look_at(key, queue, call))]
+            return found
 
     def _look_at(self, key: str, queue: _Queue, call: _Call) -> tuple[bool, Hint] | None:
         """The steps of ``queue_sweep.lua`` for a call."""
         now = self._clock.now()
-        held = self._record_of(call, Keyspace.slots(key, queue.most_limit))
-        # A retry whose key was paused does not come by itself.
-        is_own = held is not None and held.kind is Kind.RESERVED
-        if held is not None and not is_own:
-            call.at = now + held.ttl
+        lease = self._slots(key, queue).lease_of(call)
+        if lease is not None:
+            call.at = now + lease.ttl
         elif call.state == "b" and not call.late:
             call.state, call.at = "o", now + _OVERDUE_FOR
         elif call.state in ("o", "x"):
@@ -495,7 +536,8 @@ class MemoryCallQueue(CallQueue):
             self._drop(key, call)
         elif (pause := self._pause_of(key)) is not None:
             call.at = self._after(pause)
-        elif self._hint(key, queue, call, is_own=is_own):
+        # A retry whose key was paused does not come by itself: its reservation does not keep it.
+        elif self._hint(key, queue, call):
             return False, call.hint(key)
         return None
 
@@ -517,8 +559,13 @@ class MemoryCallQueue(CallQueue):
                     call.copies -= 1
                     call.repeated = call.repeated or perhaps
                 call.at = at
+                queue = self._queues[key]
+                behind = queue.new_behind(call) if returns and queue.limit > 1 else None
+                if behind is not None and behind.at is not None:
+                    behind.at = min(behind.at, self._clock.now() + _FOREIGN)
                 return
-            front = self._queues.get(key, _Queue()).front
+            queue = self._queues.get(key, _Queue())
+            front = [*islice(queue.calls.values(), queue.most_limit)]
             # The sweep that stores the result of a call that leaves is not put off.
             some = front if unpublished is None and not returns else filter(None, [call])
             for one in some:
@@ -529,9 +576,9 @@ class MemoryCallQueue(CallQueue):
             call, queue = self._call(key, call_id), self._queues.get(key)
             if call is None or queue is None:
                 return Removal.ABSENT
-            held = self._record_of(call, Keyspace.slots(key, queue.most_limit))
+            held = self._slots(key, queue).of(call)
             is_holder = held is not None and held.kind in (Kind.LEASE, Kind.DYING)
-            if is_holder or (call.state == "b" and not self._free(key, queue)[0]):
+            if is_holder or (call.state == "b" and held is not None):
                 return Removal.RUNNING
             call.state, call.at = "x", self._clock.now() + _DEADLINE
             return call.hint(key)
@@ -542,7 +589,7 @@ class MemoryCallQueue(CallQueue):
             call, queue = self._call(key, token.call_id), self._queues.get(key)
             if call is None or queue is None:
                 return Removal.ABSENT, None
-            held = self._record_of(call, Keyspace.slots(key, queue.most_limit))
+            held = self._slots(key, queue).of(call)
             kind = held.kind if held else None
             copy = call.number[2] if request.sequence is None else request.sequence
             number = (token.nesting, token.retries, copy)
@@ -551,7 +598,8 @@ class MemoryCallQueue(CallQueue):
                 return Removal.RUNNING, None
             if held is not None and kind is Kind.RESERVED:  # for its retry
                 self._operators.free(held.key, None)
-            hinted = self._take_out(key, call, token, request.ended_ttl, request.may_return_from)
+            ttl, first = request.ended_ttl, request.may_return_from
+            hinted = self._take_out(key, call, token, ttl, first, has_slot=held is not None)
             return Removal.REMOVED, hinted.hint(key) if hinted else None
 
     # --- inside ----------------------------------------------------------------------------------
@@ -574,20 +622,30 @@ class MemoryCallQueue(CallQueue):
         end = self._end_of(key, token.call_id)
         return end is not None and end.includes(token)
 
-    def _record_of(self, call: _Call, slots: Sequence[str]) -> Record | None:
-        """The record in a slot that is of a call."""
-        records = filter(None, map(self._inspect, slots))
-        return next((one for one in records if _holder_of(one) == call.call_id), None)
+    def _slots(self, key: str, queue: _Queue) -> _Slots:
+        """What the slots of a key hold."""
+        slots = Keyspace.slots(key, queue.most_limit)
+        records = {slot: one for slot in slots if (one := self._inspect(slot)) is not None}
+        front, free, left, soonest = {one.call_id for one in queue.front}, 0, "", []
+        for slot in slots[: queue.limit]:
+            record = records.get(slot)
+            holder = _holder_of(record) if record else ""
+            if record is None:
+                free += 1
+            elif record.kind is Kind.RESERVED and holder in queue.calls and holder not in front:
+                free, left = free + 1, slot
+            else:
+                soonest.append(record.ttl if holder in queue.calls else min(record.ttl, _FOREIGN))
+        at = self._clock.now() + (0.0 if free else min(soonest))
+        return _Slots(records, free, left, at)
 
-    def _free(self, key: str, queue: _Queue, slots: Sequence[str] = ()) -> tuple[int, float]:
-        """How many of some slots (else of all) are free, and when one may be if none is."""
-        records = [*map(self._inspect, slots or Keyspace.slots(key, queue.limit))]
-        left = [
-            one.ttl if _holder_of(one) in queue.calls else min(one.ttl, _FOREIGN)
-            for one in records
-            if one is not None
-        ]
-        return records.count(None), self._clock.now() + min(left, default=0.0)
+    def _next(self, key: str, queue: _Queue) -> _Call | None:
+        """The first call that may run and has to be published; see ``call_queue.lua``."""
+        slots = self._slots(key, queue)
+        for one in queue.front:
+            if one.is_new or (one.state == "w" and slots.lease_of(one) is None):
+                return one
+        return None
 
     def _after(self, pause: Pause) -> float:
         """When a queue is swept whose key is paused, unless it is resumed before."""
@@ -599,24 +657,22 @@ class MemoryCallQueue(CallQueue):
         return 0.0 if queue.rate is None else self._rates.left(key, queue.rate)
 
     def _cooling(self, slot: str) -> float:
-        """Seconds for which a slot cools down after a call; 0 if it does not."""
+        """Seconds until the cooldown of a slot ends (``min_hold``); 0: there is none."""
         record = self._inspect(slot)
         return record.ttl if record is not None and record.kind is Kind.COOLING else 0.0
 
-    def _hint(
-        self,
-        key: str,
-        queue: _Queue,
-        call: _Call,
-        *,
-        is_own: bool = False,
-        delay: float = 0.0,
-        slots: Sequence[str] = (),
-    ) -> _Call | None:
-        """Hint a call if one of some slots is free, or ``is_own``: one is reserved for it."""
-        free, at = self._free(key, queue, slots)
-        if not call.message or not (free or is_own):
-            call.at = self._clock.now() if free or is_own else at
+    def _hint(self, key: str, queue: _Queue, call: _Call, *, delay: float = 0.0) -> _Call | None:
+        """Hint a call if a slot is free, or reserved for it, or cools down for a minute at most."""
+        slots = self._slots(key, queue)
+        held, cools = slots.of(call), 0.0 < self._cooling(key) <= _LONGEST_DELAY
+        is_own = held is not None and held.kind is Kind.RESERVED
+        if not slots.free and not is_own and not (cools and delay):
+            if call.state == "b":  # it gets the next slot, before those behind it
+                call.state, call.copies = "w", 0
+            call.at = slots.at
+            return None
+        if not call.message:
+            call.at = self._clock.now()
             return None
         if delay > _LONGEST_DELAY:
             call.at = self._clock.now() + min(delay, _RATE_MAY_CHANGE)
@@ -640,19 +696,19 @@ class MemoryCallQueue(CallQueue):
         ttl: float,
         may_return_from: int | None,
         delay: float = 0.0,
-        released: Sequence[str] = (),
+        *,
+        has_slot: bool,
     ) -> _Call | None:
         """Take out a call that has ended; returns the call that is hinted next.
 
-        Its message has a delay if the key cools down, or if its rate lets no call start yet. If
+        Its message is delayed until the cooldown of the key ends and its rate allows a start. If
         that takes more than a minute, a sweep publishes it.
         """
         self._drop(key, call)
         queue = self._queues.get(key)
-        hinted = queue.next if queue else None
-        if queue and hinted and hinted.state == "w" and (hinted.at is None or released):
-            is_cooling = any(0.0 < self._cooling(slot) <= _LONGEST_DELAY for slot in released)
-            hinted = self._hint(key, queue, hinted, is_own=is_cooling, delay=delay, slots=released)
+        hinted = self._next(key, queue) if queue else None
+        if queue and hinted and hinted.state == "w" and (hinted.at is None or has_slot):
+            hinted = self._hint(key, queue, hinted, delay=delay)
         else:
             hinted = None
         first, following = None, hinted.call_id if hinted else ""

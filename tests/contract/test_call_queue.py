@@ -291,6 +291,18 @@ def test_a_repeated_release_of_a_call_that_retries_has_the_same_reply(calls: Cal
     assert of(second, calls.end(newer))
 
 
+def test_calls_that_1_0_0rc1_has_written_are_read(on_server: Calls, client: redis.Redis) -> None:
+    """Their states have no time of a sweep."""
+    first, second = on_server.joined(2)
+    names = CallQueueNames.of(on_server.key)
+    for token in (first, second):
+        state = client.hget(names.calls, f"={token.call_id}") or b""
+        client.hset(names.calls, f"={token.call_id}", state.rpartition(b" ")[0])
+    assert of(first, on_server.hinted_by_sweep(), copies=2)
+    on_server.begin(first)
+    assert of(second, on_server.end(first))
+
+
 def test_a_sweep_publishes_the_newest_attempt(calls: Calls) -> None:
     (token,) = calls.joined(1)
     calls.begin(token)
@@ -612,6 +624,19 @@ def test_only_begins_of_bodies_count(calls: Calls) -> None:
     assert is_lost(calls, token)
 
 
+def test_a_grant_that_is_undone_counts_once(early: Calls) -> None:
+    first, second = early.joined(2)
+    for _ in range(2):  # its client asks again, and knows that no body has begun
+        early.begin(first)
+        early.release(first, goes_on=True, has_begun=False)
+        first, asked = new_token(first.task_id), (first.nonce,)
+    assert of(first, early.hinted_by_sweep(), copies=2), "it has its place"
+    assert early.relation(second) is Relation.QUEUED
+    early.begin(first, asked=asked)
+    early.lose_lease()
+    assert early.lost_by_sweep().begins == 1
+
+
 def test_a_retry_may_begin_as_often_as_the_attempt_before_it(calls: Calls) -> None:
     (token,) = calls.joined(1)
     crash(calls, token)
@@ -682,7 +707,7 @@ def test_a_call_without_a_message_leaves_the_queue_to_the_next(calls: Calls) -> 
     calls.begin(first)
     (second,) = calls.joined(1)
     calls.lose_lease()
-    assert of(second, calls.hinted_by_sweep())
+    assert [hint.call_id for _, hint in calls.swept()] == [second.call_id], "in the same sweep"
     assert calls.relation(new_token(first.task_id)) is Relation.UNQUEUED
 
 

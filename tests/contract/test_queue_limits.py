@@ -5,16 +5,19 @@ On Redis and Valkey, behind Sentinels and in a cluster.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from celery_singleton_lock.core.call_queue import Hint, Place, Removal
 from celery_singleton_lock.core.keyspace import Keyspace
-from celery_singleton_lock.core.lease import Token
+from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.pauses import Pause
 from celery_singleton_lock.core.rate import Rate
-from celery_singleton_lock.core.store import Refused, Relation, ReleaseReply, Store
-from celery_singleton_lock.testing.contract import TIMEOUT, new_token
-from celery_singleton_lock.testing.contract.steps import give, take
+from celery_singleton_lock.core.store import QueuedAcquire, Refused, Relation, ReleaseReply, Store
+from celery_singleton_lock.stores.redis.leases import on_slots
+from celery_singleton_lock.testing.contract import TIMEOUT, new_key, new_token
+from celery_singleton_lock.testing.contract.steps import HOLDER, LONG, give, take
 from tests.harness.calls import Calls
 from tests.harness.deliveries import wait_until
 
@@ -318,6 +321,80 @@ def test_a_rate_delays_the_call_that_begins_next(calls: Calls) -> None:
     assert isinstance(reply, Refused)
     assert reply.relation is Relation.RATE
     assert calls.relation(tokens[2]) is Relation.QUEUED
+
+
+def retried(calls: Calls, token: Token, due_in: float) -> Token:
+    """A call retries; its slot is reserved for it, and its message is published."""
+    retry = token.next_attempt()
+    calls.join(retry)
+    reserved: Any = {"become": Kind.RESERVED, "become_ttl": due_in + 60.0, "next_token": retry}
+    assert of(retry, calls.release(token, goes_on=True, due_in=due_in, **reserved)[1])
+    return retry
+
+
+def test_a_retry_leaves_its_slot_to_those_that_may_run_if_the_limit_is_lower(calls: Calls) -> None:
+    ended, first, second, last = calls.joined(4)
+    all_run(calls, [ended, first])
+    calls.end(ended)
+    calls.runs(second)  # in the slot that one call alone may have
+    first, second = retried(calls, first, 0.0), retried(calls, second, 3600.0)
+    calls.limit = 1
+    calls.runs(first)
+    assert calls.end(first) is None, "the second waits for its time, in its place"
+    assert calls.relation(last) is Relation.QUEUED
+    calls.runs(second)
+    assert of(last, calls.end(second)), "its old slot is not reserved for it any more"
+
+
+def test_a_retry_that_was_paused_runs_after_the_pause_if_the_limit_is_lower(calls: Calls) -> None:
+    pauses = calls.store.pauses
+    assert pauses is not None
+    first, second, _ = calls.joined(3)
+    all_run(calls, [first, second])
+    second = retried(calls, second, 0.0)
+    pauses.pause(pause_of(calls), timeout=TIMEOUT)
+    assert calls.relation(second) is Relation.QUEUED
+    calls.limit = 1
+    calls.join(new_token())
+    pauses.resume(calls.key, timeout=TIMEOUT)
+    assert calls.swept() == [], "the first runs"
+    assert of(second, calls.end(first))
+
+
+def test_a_call_that_has_lost_its_slot_gets_the_next_one(calls: Calls) -> None:
+    tokens = calls.joined(5)
+    all_run(calls, tokens[:3])
+    calls.lose_lease(tokens[0])
+    holder = take(calls.store, calls.key)
+    assert calls.swept() == [], "no slot is free"
+    assert of(tokens[0], calls.end(tokens[1]), copies=1), "before those that have not begun"
+    assert of(tokens[3], calls.runs(new_token(tokens[0].task_id)) or calls.end(tokens[2]))
+    give(calls.store, calls.key, holder)
+
+
+def test_a_grant_that_is_undone_hints_no_other_call(calls: Calls) -> None:
+    first, second = calls.joined(2)
+    assert of(second, calls.runs(first))  # in a reply that is lost
+    assert calls.release(first, goes_on=True, has_begun=False)[1] is None
+    again = new_token(first.task_id)
+    assert of(second, calls.runs(again, asked=(first.nonce,)))
+
+
+def test_a_call_beside_one_whose_process_has_died_is_published_soon(calls: Calls) -> None:
+    """It may have died before it published the call that its grant named."""
+    first, _ = calls.joined(2)
+    calls.runs(first)
+    calls.lose_lease(first)
+    calls.queue.defer(calls.key, seconds=LONG, returns=first.call_id, timeout=TIMEOUT)
+    wait_until(calls.is_due, "the time of the sweep", timeout=5)
+
+
+def test_a_request_with_the_slots_of_more_calls_keeps_its_own_limit() -> None:
+    """Another worker, with a higher limit, may ask between its two requests."""
+    slots = Keyspace.slots(new_key(), 2)
+    request = QueuedAcquire(slots=slots, token=new_token(), holder=HOLDER, ttl=LONG)
+    request = on_slots(on_slots(request, 3), 4)
+    assert (len(request.slots), request.limit) == (4, 2)
 
 
 def test_a_queue_that_drains_leaves_nothing_behind(calls: Calls) -> None:

@@ -6,25 +6,16 @@ The limit changes on the way, and another client holds one of the slots for a wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from celery_singleton_lock.core.call_queue import Hint, Removal
 from celery_singleton_lock.core.keyspace import CallQueueNames
-from celery_singleton_lock.core.lease import Token
+from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.store import Granted, GrantedInTurn, Refused
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -32,6 +23,7 @@ from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import TIMEOUT, new_token
 from celery_singleton_lock.testing.contract.steps import give, take
 from example_project.private_server import PrivateServer
+from tests.contract.test_redis_machine import run_side_by_side
 from tests.harness.calls import Calls
 from tests.harness.deliveries import wait_until
 
@@ -75,7 +67,7 @@ class QueueSideBySide(RuleBasedStateMachine):
 
     @property
     def running(self) -> list[str]:
-        return [call for call, token in self.tokens.items() if self.sides[0].slot_of(token)]
+        return [call for call, token in self.tokens.items() if self.sides[0].is_running(token)]
 
     def one(self, data: Any, some: list[str]) -> str | None:
         return data.draw(st.sampled_from(some)) if some else None
@@ -115,7 +107,9 @@ class QueueSideBySide(RuleBasedStateMachine):
         else:
             self.tokens[call] = new_token(token.task_id, retries=token.retries + 1)
             self.both(lambda calls: calls.joins(self.tokens[call]))
-            self.both(lambda calls: calls.release(token, goes_on=True, due_in=5.0))
+            retry: Any = {"become": Kind.RESERVED, "become_ttl": 60.0}
+            retry |= {"next_token": self.tokens[call], "due_in": 5.0}
+            self.both(lambda calls: calls.release(token, goes_on=True, **retry))
 
     @rule()
     def sweep(self) -> None:
@@ -170,15 +164,4 @@ class QueueSideBySide(RuleBasedStateMachine):
 def test_a_queue_in_redis_goes_on_as_one_in_memory_does(
     server: PrivateServer, examples: int
 ) -> None:
-    options = settings(
-        max_examples=examples,
-        stateful_step_count=30,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.explicit, Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    with closing(RedisStore(server.url())) as store, redis.Redis.from_url(server.url()) as client:
-        machine = type("OnThisServer", (QueueSideBySide,), {"store": store, "client": client})
-        run_state_machine_as_test(machine, settings=options)
+    run_side_by_side(QueueSideBySide, server, examples, 30)

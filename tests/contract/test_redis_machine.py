@@ -69,6 +69,22 @@ class SideBySide(RuleBasedStateMachine):
         assert state(self.store, self.key_of) == state(self.reference, self.key_of)
 
 
+def run_side_by_side(machine: type[Any], server: PrivateServer, examples: int, steps: int) -> None:
+    """Run a machine that has a ``store`` on the server, and a ``client`` of that."""
+    options = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    with closing(RedisStore(server.url())) as store, redis.Redis.from_url(server.url()) as client:
+        on_server = type("OnThisServer", (machine,), {"store": store, "client": client})
+        run_state_machine_as_test(on_server, settings=options)
+
+
 @pytest.mark.parametrize(
     "examples",
     [
@@ -79,15 +95,4 @@ class SideBySide(RuleBasedStateMachine):
 def test_the_redis_store_grows_old_as_the_store_in_memory_does(
     server: PrivateServer, examples: int
 ) -> None:
-    options = settings(
-        max_examples=examples,
-        stateful_step_count=25,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.explicit, Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    with closing(RedisStore(server.url())) as store, redis.Redis.from_url(server.url()) as client:
-        machine = type("OnThisServer", (SideBySide,), {"store": store, "client": client})
-        run_state_machine_as_test(machine, settings=options)
+    run_side_by_side(SideBySide, server, examples, 25)

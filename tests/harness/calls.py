@@ -13,7 +13,7 @@ from celery_singleton_lock.core.call_queue import (
     Remove,
 )
 from celery_singleton_lock.core.keyspace import Keyspace
-from celery_singleton_lock.core.lease import Token
+from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.store import (
     Granted,
     GrantedInTurn,
@@ -81,7 +81,7 @@ class Calls:
         self, token: Token, *, goes_on: bool = False, due_in: float = 0.0, **options: Any
     ) -> tuple[ReleaseReply, Hint | None]:
         request = QueuedRelease(
-            keys=(self.slot_of(token) or self.key,),
+            keys=self.slots_of_worker(token),
             token=token,
             ended_ttl=None if goes_on else DAY,
             due_in=due_in,
@@ -141,6 +141,19 @@ class Calls:
         is_lost, hint = self.found_by_look()
         assert is_lost
         return hint
+
+    def slots_of_worker(self, token: Token) -> tuple[str, ...]:
+        """The slots that the worker with the lease knows: as many as now, or more before."""
+        slots = Keyspace.slots(self.key, self._slots)
+        records = map(self.store.leases.inspect, slots if self._slots > 1 else ())
+        held = [n for n, one in enumerate(records) if one is not None and one.token == str(token)]
+        return slots[: max([self.limit, *(number + 1 for number in held)])]
+
+    def is_running(self, token: Token) -> bool:
+        """Whether a delivery has its lease."""
+        slots = Keyspace.slots(self.key, self._slots)
+        records = filter(None, map(self.store.leases.inspect, slots))
+        return any(one.token == str(token) and one.kind is Kind.LEASE for one in records)
 
     def slot_of(self, token: Token) -> str | None:
         """The slot that a call has; None: none, or the key has one alone."""

@@ -15,7 +15,7 @@ from tests.model.checks import CHECKS, Check
 from tests.model.coverage import never_reached
 from tests.model.spin import Run, SpinFailed, missing_programs, verify
 
-_ROW = "{:<10} {:<42} {:<8} {:<8} {:>11} {:>6} {:>7}"
+_ROW = "{:<11} {:<42} {:<8} {:<8} {:>11} {:>6} {:>7}"
 
 
 def main() -> int:

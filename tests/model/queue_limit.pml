@@ -15,8 +15,8 @@
  *  5 while a slot is free, the next call to begin is hinted, also if no body ends.
  *  6 a queue that is not empty is due for a sweep.
  *  7 no message is discarded whose call is not in the queue and has not ended.
- *  8 no call begins while LIMIT calls before it are in the queue.
  * 17 one call that has not begun is hinted at a time.
+ * 18 no call begins while LIMIT calls before it are in the queue.
  *
  * Non-guarantees. A begin is the grant of the lease: if the worker dies before the body, the body of a later
  * call may be the first that runs. A message that is acknowledged early is lost when its worker dies before it
@@ -27,16 +27,18 @@
  * are alike, so they are counted; the lease of a call is in one of them. Scripts are atomic. There is no time:
  * a deadline may pass at any moment, so a sweep may come at any moment, and looks at one call. A lease ends
  * when it is released or its holder is dead. A second copy of a message is not kept at the broker; the store
- * counts copies, so a call whose copy is dropped may wait or stay hinted. LATE: messages are acknowledged late.
- * DIRECT: a message is sent without a join, and joins at a worker. ENDLESS: a body may go on for ever.
+ * counts copies, so a call that was published twice may wait or stay hinted when a copy is dropped. LATE:
+ * messages are acknowledged late. DIRECT: a message is sent without a join, and joins at a worker. ENDLESS: a
+ * body may go on forever.
  *
  * Failure handling. FAULTS bounds, together: a publisher or worker that dies at any step, a join or end
  * without a reply, a publish that the broker refuses, a lost message. The parent of a dead child has no step of
  * its own here: it makes the queue due. So a hint that a child had yet to publish is left to the sweep.
  *
  * Must-fail variants, each a protection taken out: NO_TURN, NO_FRONT, SLOTS_UNCHECKED, NO_HINT_AT_GRANT (with
- * no sweep for it), HINT_AT_RELEASE_ONLY, NO_SWEEP, BEGUN_UNCHECKED, BEHIND_IS_HINTED, JOIN_UNPLANNED. WITNESS is no
- * protection: it states that the three calls never all end with two bodies at once and all faults spent, which is false.
+ * no sweep for it), HINT_AT_RELEASE_ONLY, NO_SWEEP, BEGUN_UNCHECKED, BEHIND_IS_HINTED, JOIN_UNPLANNED.
+ * WITNESS is no protection: it states that the three calls never all end with two bodies at once and all faults
+ * spent, which is false.
  */
 
 #ifndef FAULTS
@@ -94,6 +96,7 @@ Worker w[2];
 byte state[CALLS];
 bit begun[CALLS]; /* kept when a call has ended, as the completion record is */
 bit ended[CALLS];
+bit repeated[CALLS]; /* its message was published twice */
 byte lease[CALLS];
 byte foreign;
 bit due;
@@ -121,10 +124,8 @@ bit together;
 #endif
 #define NEXT(i) (NEW(i) && FRONT(i) && !NEW_BEFORE(i))
 #ifdef NO_TURN
-#define NONE_IS_NEW true
 #define TURN(i) FRONT(i)
 #else
-#define NONE_IS_NEW (!NEW(0) && !NEW(1) && !NEW(2))
 #define TURN(i) (FRONT(i) && (begun[i] || !NEW_BEFORE(i)))
 #endif
 #define USED ((lease[0] != NONE) + (lease[1] != NONE) + (lease[2] != NONE) + (foreign == HELD))
@@ -197,6 +198,7 @@ inline join(i, to_publish) {
 
 inline take_out(i) {
   state[i] = ABSENT;
+  repeated[i] = 0;
   ended[i] = 1
 }
 
@@ -215,7 +217,7 @@ inline grant() {
   assert(IS_LATE || !begun[MYC]); /* 4 */
   assert(MYC < 1 || begun[0] || ended[0]); /* 2 */
   assert(MYC < 2 || begun[1] || ended[1]); /* 2 */
-  assert(BEFORE(MYC) < LIMIT); /* 8 */
+  assert(BEFORE(MYC) < LIMIT); /* 18 */
   state[MYC] = BEGUN;
   begun[MYC] = 1;
   lease[MYC] = HELD;
@@ -271,7 +273,6 @@ end:
 }
 
 proctype worker(byte me) {
-  byte r;
 end:
   do
   /* A message is delivered. [environment] */
@@ -283,7 +284,7 @@ end:
   /* A call that has not joined begins, or is to join. [stores/redis/lua/queue_acquire.lua] */
   :: d_step { w[me].at == ARRIVED && MYC == NO_CALL ->
       if
-      :: LENGTH < LIMIT && NONE_IS_NEW && IS_FREE && joined < CALLS ->
+      :: LENGTH < LIMIT && !NEW(0) && !NEW(1) && !NEW(2) && IS_FREE && joined < CALLS ->
           MYC = joined;
           joined++;
           grant()
@@ -293,9 +294,9 @@ end:
   /* It joins at the worker, and asks again if it may begin. [stores/redis/lua/queue_join.lua] */
   :: d_step { w[me].at == UNQUEUED && joined < CALLS ->
       MYC = joined;
-      join(MYC, r);
-      w[me].at = (r -> ARRIVED : DROPPING);
-      r = 0;
+      join(MYC, v);
+      w[me].at = (v -> ARRIVED : DROPPING);
+      v = 0;
       verify() }
   /* A fourth call is none of the model's. [environment] */
   :: d_step { w[me].at == UNQUEUED && joined == CALLS -> leave() }
@@ -316,11 +317,16 @@ end:
       fi;
       verify() }
   /* It is dropped, and the store knows of another copy: it stays hinted. [stores/redis/lua/queue_acquire.lua] */
-  :: d_step { w[me].at == ARRIVED && MYC != NO_CALL && REFUSED(MYC) && state[MYC] == HINTED -> leave() }
+  :: d_step { w[me].at == ARRIVED && MYC != NO_CALL && REFUSED(MYC) && state[MYC] == HINTED && repeated[MYC] -> leave() }
   /* The message of a call that waits is acknowledged. [key_queue/run_part.py QueueFeature.refused] */
   :: d_step { w[me].at == DROPPING -> leave() }
   /* The next call of the grant is published; then the body begins. [key_queue/run_part.py QueueFeature.granted] */
-  :: d_step { w[me].at == GRANTED -> v = w[me].reply; publish_next(); w[me].reply = NO_CALL; w[me].at = BODY; verify() }
+  :: d_step { w[me].at == GRANTED ->
+      v = w[me].reply;
+      publish_next();
+      w[me].reply = NO_CALL;
+      w[me].at = BODY;
+      verify() }
 #ifdef ENDLESS
   /* The body goes on. [environment] */
   :: w[me].at == BODY -> skip
@@ -349,14 +355,15 @@ end:
   od
 }
 
+#ifndef NO_SWEEP
 /* The sweep, of one of the calls. */
 proctype look(byte i) {
 end:
   do
-#ifndef NO_SWEEP
   /* A call has begun, and its lease has ended: it is lost, or hinted again. [stores/redis/lua/queue_sweep.lua] */
   :: d_step { due && FRONT(i) && state[i] == BEGUN && lease[i] == NONE && !IS_LATE -> state[i] = LEAVING; plan() }
   :: d_step { due && FRONT(i) && begun[i] && state[i] != LEAVING && lease[i] == NONE && IS_LATE && IS_FREE ->
+      repeated[i] = 1;
       state[i] = HINTED;
       copies[i] = 1;
       plan();
@@ -367,17 +374,15 @@ end:
   :: d_step { due && state[i] == LEAVING -> take_out(i); plan(); verify() }
 #ifndef HINT_AT_RELEASE_ONLY
   /* The hint of a call that has not begun is late. [stores/redis/lua/queue_sweep.lua] */
-  :: d_step { due && NEXT(i) && state[i] == HINTED && IS_FREE -> copies[i] = 1; plan() }
+  :: d_step { due && NEXT(i) && state[i] == HINTED && IS_FREE -> repeated[i] = 1; copies[i] = 1; plan() }
 #ifndef NO_HINT_AT_GRANT
   /* The next call waits, and a slot is free. [stores/redis/lua/queue_sweep.lua] */
   :: d_step { due && NEXT(i) && state[i] == WAITING && IS_FREE -> state[i] = HINTED; copies[i] = 1; plan(); verify() }
 #endif
 #endif
-#else
-  :: false -> skip
-#endif
   od
 }
+#endif
 
 proctype environment() {
 end:
@@ -411,9 +416,11 @@ init {
     run publisher(2);
     run worker(0);
     run worker(1);
+#ifndef NO_SWEEP
     run look(0);
     run look(1);
     run look(2);
+#endif
     run environment()
   }
 }

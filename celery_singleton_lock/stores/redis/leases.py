@@ -88,7 +88,7 @@ class RedisLeases(Leases):
         elif request.claim is not None and request.claim.arguments:
             found = with_arguments(request, *reply)
         elif isinstance(request, QueuedAcquire) and reply[0] == b"slots":
-            return self._acquire(_on_slots(request, reply[1]), timeout)
+            return self._acquire(on_slots(request, reply[1]), timeout)
         else:
             found = slot_or_refusal(request.slots[0], reply)
         if self._wait_replicas and isinstance(found, Granted) and replies[1] < self._wait_replicas:
@@ -166,7 +166,7 @@ class RedisLeases(Leases):
         return denied_of([*tries, partial(self._runner.servers()[0].run, [("TIME",)])])
 
 
-def _on_slots(request: QueuedAcquire, number: int) -> QueuedAcquire:
+def on_slots(request: QueuedAcquire, number: int) -> QueuedAcquire:
     """The request with all slots that calls may hold: more could run when they began."""
-    slots = Keyspace.slots(request.slots[0], number)
-    return replace(request, slots=slots, limit=len(request.slots))
+    limit = len(request.slots) if request.limit is None else request.limit
+    return replace(request, slots=Keyspace.slots(request.slots[0], number), limit=limit)

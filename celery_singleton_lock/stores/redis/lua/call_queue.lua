@@ -1,6 +1,6 @@
 -- Prepended to the scripts that use the queue of the calls of a key; returns nothing by itself.
 -- key: the lock.
--- slots: those of its slots that the script may access; the first is the lock itself, except at a release.
+-- slots: the lock itself, and its other slots.
 -- queue: a sorted set. Member: the call id; score: the number of the call.
 -- calls: a hash with two fields for each call: '=<call id>' is its state, '+<call id>' its message.
 -- due: each key of the shard whose queue is not empty, by the server time in ms of its next sweep.
@@ -16,7 +16,7 @@
 --   copies, begins              how often that message was published, and a run has begun by it
 --   begun, repeated             1 if a run has begun by any message of the call, if any was published twice
 --   late, nonce                 1 if acknowledged late; the nonce of the last begin of that attempt
---   at                          the server time in ms at which a sweep looks at it; 0: it waits for its turn
+--   at                          the server time in ms at which a sweep looks at it; 0, or absent: it waits for its turn
 -- ended, the completion record of a call: '<nonce> <first> <hinted>'.
 --   nonce   of the delivery that ended the call
 --   first   the first attempt that is still accepted, or '-'
@@ -29,11 +29,11 @@ local function call_queue(key, slots, queue, calls, due)
   local self = {now = now, limit = tonumber(limit), used = tonumber(used)}
   function self.read(id)
     local letter, nesting, retries, sequence, copies, begins, begun, repeated, late, nonce, at = string.match(
-      redis.call('HGET', calls, '=' .. id) or '', '^(%a) (%d+)%.(%d+)%.(%d+) (%d+) (%d+) ([01])([01])([01]) (%S*) (%d+)$')
+      redis.call('HGET', calls, '=' .. id) or '', '^(%a) (%d+)%.(%d+)%.(%d+) (%d+) (%d+) ([01])([01])([01]) (%S*) ?(%d*)$')
     if not letter then return nil end
     return {id = id, letter = letter, nesting = tonumber(nesting), retries = tonumber(retries),
       sequence = tonumber(sequence), copies = tonumber(copies), begins = tonumber(begins), begun = begun, repeated = repeated, late = late,
-      nonce = nonce, at = tonumber(at)}
+      nonce = nonce, at = tonumber(at) or 0}
   end
   function self.write(call)
     local state = string.format('%s %d.%d.%d %d %d %s%s%s %s %.0f', call.letter, call.nesting, call.retries,
@@ -86,32 +86,61 @@ local function call_queue(key, slots, queue, calls, due)
     end
     return #front < self.limit and begun == '0'
   end
-  -- The call that is to begin next, or to go on because it is one of those that may run now; nil: there is none.
+  local found
+  -- What the slots hold, read once: for each call that has one its slot and the kind of that, how many of those
+  -- that may be granted are free, and if none is, the ms until one may be: the end of a lease, or a second for one
+  -- whose holder has no place, because its release does not know of the queue.
+  local function held()
+    if found then return found end
+    found = {slot_of = {}, kind_of = {}, free = 0, soonest = 3600000}
+    local is_first = {}
+    for _, id in ipairs(self.front()) do is_first[id] = true end
+    for i, slot in ipairs(slots) do
+      local kind, holder = string.match(redis.call('GET', slot) or '', '^(%a) ([^| ]+)|')
+      local has_place = holder and self.read(holder)
+      if holder then found.slot_of[holder], found.kind_of[holder] = slot, kind end
+      if i > self.limit then -- not granted any more
+      -- A retry that is not one of those that may run, because the limit is lower now, leaves them its slot.
+      elseif not holder and redis.call('EXISTS', slot) == 0 then found.free = found.free + 1
+      elseif kind == 'r' and has_place and not is_first[holder] then
+        found.free = found.free + 1
+        found.left = slot
+      else
+        local ttl = math.max(redis.call('PTTL', slot), 0) + 1
+        found.soonest = math.min(found.soonest, has_place and ttl or math.min(ttl, 1000))
+      end
+    end
+    if found.free > 0 then found.soonest = 0 end
+    return found
+  end
+  -- The slots have changed.
+  function self.look_again() found = nil end
+  -- The slot with a key of a call, and the kind of that.
+  function self.slot_of(id) return held().slot_of[id], held().kind_of[id] end
+  -- Whether a body of a call has a lease.
+  function self.is_running(id)
+    local kind = held().kind_of[id]
+    return kind ~= nil and kind ~= 'r'
+  end
+  function self.free() return held().free, held().soonest end
+  -- A slot that a retry leaves to the calls that may run.
+  function self.slot_left() return held().left end
+  -- The first call that may run and has to be published: it has not begun, or no slot was free when it came again.
+  -- One that has not begun and is hinted already is returned too: those behind it wait for it. nil: there is none.
   function self.next()
     for _, id in ipairs(self.front()) do
       local call = self.read(id)
-      if call and (self.is_new(call) or (call.letter == 'w' and call.at == 0)) then return call end
+      if call and (self.is_new(call) or (call.letter == 'w' and not self.is_running(id))) then return call end
     end
   end
-  -- The slot with a key of a call, and the kind of that.
-  function self.slot_of(id)
-    for _, slot in ipairs(slots) do
-      local kind, holder = string.match(redis.call('GET', slot) or '', '^(%a) ([^| ]+)|')
-      if holder == id then return slot, kind end
+  -- The first call behind one that may run and has not begun; nil: there is none.
+  function self.new_behind(id)
+    local is_behind = false
+    for _, other in ipairs(self.front()) do
+      local call = is_behind and self.read(other)
+      if call and self.is_new(call) then return call end
+      is_behind = is_behind or other == id
     end
-  end
-  -- How many slots are free; if none is, the ms until one may be: the end of a lease, or a second for one whose
-  -- holder has no place, because its release does not know of the queue.
-  function self.free()
-    local free, soonest = 0, 1e15
-    for i = 1, math.min(#slots, self.limit) do
-      local value = redis.call('GET', slots[i])
-      if value then
-        local holder, ttl = string.match(value, '^%a ([^| ]+)|'), math.max(redis.call('PTTL', slots[i]), 0) + 1
-        soonest = math.min(soonest, holder and self.read(holder) and ttl or math.min(ttl, 1000))
-      else free = free + 1 end
-    end
-    return free, soonest
   end
   -- Note the server time in ms at which the rate of the key lets its next call begin.
   function self.note_next(at) redis.call('HSET', calls, '|next', string.format('%.0f %.0f', now, at)) end
@@ -139,6 +168,7 @@ local function call_queue(key, slots, queue, calls, due)
     if call and call.repeated == '1' then ttl = string.format('%.0f', math.max(ttl, 604800000)) end
     redis.call('ZREM', queue, id)
     redis.call('HDEL', calls, '=' .. id, '+' .. id)
+    found = nil
     if nonce then redis.call('SET', ended, nonce .. ' ' .. first .. ' ', 'PX', ttl) end
   end
   -- The last step of each script that changes something: the time of the next sweep is the first at which one of
@@ -166,24 +196,29 @@ local function call_queue(key, slots, queue, calls, due)
     call.letter = 'h'
     self.look_in(call, 60000 * 4 ^ math.min(call.copies - 1, 6) + delay)
   end
-  -- A copy of the message of a call ends here. It is looked at in ms; nil: it waits for its turn.
+  -- A copy of the message of a call ends here. The call is looked at in ms; nil: it waits for its turn.
   function self.consume(call, ms)
     if call.letter == 'h' then
       call.copies = math.max(call.copies - 1, 0)
-      if call.copies == 0 then call.letter = 'w' end
+      if call.copies == 0 or ms then call.letter = 'w' end
     end
-    if ms and (call.letter == 'h' or call.letter == 'w') then call.at = now + ms
-    elseif call.letter == 'w' then call.at = 0 end
+    if call.letter == 'w' then call.at = ms and now + ms or 0 end
     self.write(call)
   end
-  -- Hint a call if a slot is free, or is_own: one is reserved for it, or has just been released. Its message is
-  -- delayed by delay ms. Returns the call; nil: none is to be published.
-  function self.hint(call, is_own, delay)
+  -- Hint a call if a slot is free, or reserved for it, or cools down. Its message is delayed by delay ms. Returns
+  -- the call; nil: none is to be published.
+  function self.hint(call, cools, delay)
     if not call then return nil end
-    local free, soonest = 1, 0
-    if not is_own then free, soonest = self.free() end
-    if free == 0 or not self.message(call.id) then
-      self.look_in(call, free == 0 and soonest or 0)
+    local free, soonest = self.free()
+    local _, kind = self.slot_of(call.id)
+    if free == 0 and kind ~= 'r' and not cools then
+      -- One that has begun gets the next slot, before those behind it.
+      if call.letter == 'b' then call.letter, call.copies = 'w', 0 end
+      self.look_in(call, soonest)
+      return nil
+    end
+    if not self.message(call.id) then
+      self.look_in(call, 0)
       return nil
     end
     if (delay or 0) > 60000 then -- a worker keeps a delayed message in its memory: a sweep comes soon enough

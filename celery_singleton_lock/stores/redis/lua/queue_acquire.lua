@@ -32,12 +32,12 @@ local age = call and q.age(call, nesting, retries, sequence)
 if call and (age > 0 or call.letter == 'x') then return {'superseded'} end
 local kept = call and age == 0 and q.message(id) and 'queued' or 'unqueued'
 q.set_limit(limit)
-if call then q.keep_limit() end
+if call and q.keep_limit() then q.plan() end
 -- A slot that is not granted any more, since fewer calls may run than before.
-local held, kind = q.slot_of(id)
+local held = q.slot_of(id)
 for i = #slots, limit + 1, -1 do table.remove(KEYS, 2 + i) end
-local is_beyond = held and kind ~= 'r' and tonumber(string.match(held, '#(%d+)$') or 0) >= limit
-local has_turn = q.has_turn(id, call and call.begun or '0') and not is_beyond
+local is_beyond = held and tonumber(string.match(held, '#(%d+)$') or 0) >= limit
+local has_turn = q.has_turn(id, call and call.begun or '0') and not (is_beyond and q.is_running(id))
 -- A call keeps its place only with the message of its newest attempt: that joins before its body begins.
 if not has_turn or (call and age < 0) then
   if kept == 'queued' then
@@ -62,7 +62,10 @@ if call and age == 0 and not was_granted and not held and q.free() > 0
   q.plan()
   return {'lost'}
 end
+if is_beyond then redis.call('DEL', held) end -- reserved for this retry
+if q.slot_left() then redis.call('DEL', q.slot_left()) end
 local reply = acquire()
+q.look_again()
 if type(reply) ~= 'string' and reply[1] ~= 'granted' then
   local word = reply[1]
   if word == 'done' and call then -- a worker whose release does not know of the queue has ended it
@@ -83,7 +86,7 @@ if type(reply) ~= 'string' and reply[1] ~= 'granted' then
     elseif call then
       local _, soonest = q.free()
       if word == 'paused' then soonest = shard_pauses(KEYS[1]).look_after(reply[4]) end
-      if age == 0 then q.consume(call, math.min(soonest, 3600000)) end
+      if age == 0 then q.consume(call, soonest) end
     end
   end
   q.plan()
@@ -103,7 +106,8 @@ if rate_next then q.note_next(rate_next) end
 local next, delay = limit > 1 and q.next(), q.rate_left()
 if next and next.letter == 'w' then
   next = q.hint(next, false, delay)
-elseif next and is_repeated and next.letter == 'h' then -- its reply was lost, perhaps with this call
+elseif next and (is_repeated or was_granted) and next.letter == 'h' and q.message(next.id) then
+  -- The reply was lost, perhaps with this call.
   next.repeated = '1'
   q.write(next)
 else next = nil end

@@ -37,7 +37,7 @@ if not call then
 else
   local age = q.age(call, nesting, retries, sequence)
   if age > 0 or (age == 0 and q.message(id)) then return {call.letter == 'h' and 'hinted' or 'waiting'} end
-  q.keep_limit()
+  if q.keep_limit() then q.plan() end
   redis.call('HSET', calls, '+' .. id, ARGV[7])
   if age < 0 then
     -- The body that published it ends, or its lease is lost; or none has begun. If a body has begun by another
@@ -54,9 +54,8 @@ else
   q.write(call)
   if age == 0 then return {'waiting'} end
 end
-local slot, kind = q.slot_of(id)
 local hinted
-if kind and kind ~= 'r' then q.look_in(call, redis.call('PTTL', slot) + 1) -- it runs, and publishes its retry
-else hinted = q.has_turn(id, call.begun) and q.hint(call, kind == 'r') end
+if q.is_running(id) then q.look_in(call, redis.call('PTTL', (q.slot_of(id))) + 1) -- it publishes its retry
+else hinted = q.has_turn(id, call.begun) and q.hint(call) end
 q.plan()
 return {hinted and 'hinted' or 'waiting', depth}

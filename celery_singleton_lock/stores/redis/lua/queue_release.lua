@@ -9,14 +9,14 @@ local ended, due, calls, queue = table.remove(KEYS), table.remove(KEYS), table.r
 local first, begun, wait, ttl = table.remove(ARGV), table.remove(ARGV), table.remove(ARGV), table.remove(ARGV)
 local id, nesting, retries = string.match(ARGV[1], '^([^|]+)|(%d+)%.(%d+)')
 nesting, retries = tonumber(nesting), tonumber(retries)
-local nonce, slot = ARGV[2], KEYS[4]
+local nonce, key = ARGV[2], KEYS[4]
 local slots = {unpack(KEYS, 4, #KEYS - (ARGV[8] and 1 or 0) - (ARGV[10] and 1 or 0))}
 redis.call('ZREM', queue, '') -- see queue_acquire.lua
 local by, hinted = string.match(redis.call('GET', ended) or '', '^(%S+) %S+ (%S*)$')
-local q = call_queue(string.match(slot, '^[^#]*'), slots, queue, calls, due)
+local q = call_queue(key, slots, queue, calls, due)
 local call = q.read(id)
 local reply = release()
-local cools = ARGV[5] == 'c' and math.max(redis.call('PTTL', slot), 0) or 0
+local cools = ARGV[5] == 'c' and math.max(redis.call('PTTL', key), 0) or 0
 -- Clocks differ: a message that arrives before its key is free is dropped, and its call waits for a sweep.
 local delay = math.max(cools > 0 and cools + 20 or 0, q.rate_left())
 local function to_publish(next, delay)
@@ -41,7 +41,7 @@ if ttl == '' and reply ~= 'released' and call.letter == 'h' and call.nonce == ''
 end
 if reply ~= 'released' and not is_undone then return {reply} end
 if is_undone then
-  call.begins = call.begins - 1
+  call.begins, call.nonce = call.begins - 1, ''
   -- Those behind it wait again, unless an earlier message has begun.
   if call.begins + nesting + retries + call.sequence == 0 then call.begun = '0' end
 end
@@ -54,6 +54,12 @@ if ttl == '' then
   if is_handed_over then call.copies = call.copies + 1 end
   if is_handed_over or (is_begun and (call.late == '1' or begun == '0')) then call.letter = 'h' end
   q.look_in(call, 60000 + wait)
+  -- The grant may have named the call behind it in a reply that was lost. The next grant names it again.
+  local behind = is_undone and q.limit > 1 and q.new_behind(id)
+  if behind and behind.letter == 'h' then
+    behind.letter, behind.at, behind.copies, behind.repeated = 'w', 0, math.max(behind.copies - 1, 0), '1'
+    q.write(behind)
+  end
   q.plan()
   return is_handed_over and to_publish(call, 0) or {reply}
 end

@@ -16,7 +16,7 @@ local call = q.read(id)
 if not call then return {'absent'} end
 local slot, kind = q.slot_of(id)
 if step == 'leave' then
-  if kind == 'l' or kind == 'd' or (call.letter == 'b' and q.free() == 0) then return {'running'} end
+  if kind == 'l' or kind == 'd' or (call.letter == 'b' and kind) then return {'running'} end
   call.letter = 'x'
   q.look_in(call, 60000) -- if this client dies meanwhile
   q.plan()
@@ -27,7 +27,10 @@ if kind == 'l' or (step == 'withdraw' and call.begun == '1')
   or (call.letter ~= 'x' and q.age(call, tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]) or call.sequence) > 0) then
   return {'running'}
 end
-if kind == 'r' then redis.call('DEL', slot) end -- reserved for its retry
+if kind == 'r' then -- reserved for its retry
+  redis.call('DEL', slot)
+  q.look_again()
+end
 q.take_out(id, ended, ARGV[6], ARGV[7], ARGV[8])
 local next = q.next()
 next = next and next.letter == 'w' and (next.at == 0 or slot) and q.hint(next) -- else it waits for another reason

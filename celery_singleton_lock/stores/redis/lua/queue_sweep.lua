@@ -11,9 +11,9 @@ redis.call('ZREM', queue, '') -- see queue_acquire.lua
 -- Workers sweep at the same time, and find the same keys due. One of them publishes the calls.
 if not q.is_past(tonumber(redis.call('ZSCORE', due, key) or 0)) then return {} end
 local found = {}
-local function look_at(call, kind, slot)
-  if kind and kind ~= 'r' then
-    q.look_in(call, redis.call('PTTL', slot) + 1)
+local function look_at(call)
+  if q.is_running(call.id) then
+    q.look_in(call, redis.call('PTTL', (q.slot_of(call.id))) + 1)
   elseif call.letter == 'b' and call.late == '0' then
     -- A client that lives, but got no reply to its acquire, may still say that no body has begun.
     call.letter = 'o'
@@ -32,20 +32,21 @@ local function look_at(call, kind, slot)
     local pause = pauses.of(key)
     if pause then q.look_in(call, pauses.look_after(pause[3]))
     -- A retry whose key was paused does not come by itself: its reservation keeps no sweep from it.
-    elseif q.hint(call, kind == 'r') then found[#found + 1] = {'hinted', unpack(q.reply(call))} end
+    elseif q.hint(call) then found[#found + 1] = {'hinted', unpack(q.reply(call))} end
   end
 end
-local is_blocked = false -- by a call that has not begun
-for _, id in ipairs(q.front()) do
-  local call = q.read(id)
-  local is_new = call and q.is_new(call)
-  if not call then
-    q.take_out(id)
-  elseif not (is_new and is_blocked) and q.is_past(call.at) then
-    local slot, kind = q.slot_of(id)
-    look_at(call, kind, slot)
+local function sweep()
+  local is_blocked = false -- by a call that has not begun
+  for _, id in ipairs(q.front()) do
+    local call = q.read(id)
+    local is_new = call and q.is_new(call)
+    if not call then q.take_out(id)
+    elseif not (is_new and is_blocked) and q.is_past(call.at) then look_at(call) end
+    is_blocked = is_blocked or is_new
   end
-  is_blocked = is_blocked or is_new
 end
+local before = redis.call('ZCARD', queue)
+sweep()
+if redis.call('ZCARD', queue) < before then sweep() end -- those that may run in the place of one that is gone
 q.plan()
 return found
