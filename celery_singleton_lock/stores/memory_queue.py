@@ -407,7 +407,7 @@ class MemoryCallQueue(CallQueue):
             call.begun = call.begins > 0 or any(call.number)
         if ended_ttl is not None and not is_newer:
             return self._take_out(
-                key, call, token, ended_ttl, request.may_return_from, delay, has_slot=True
+                key, call, token, ended_ttl, request.may_return_from, delay, is_release=True
             )
         queue = self._queues[key]
         behind = queue.new_behind(call) if is_undone and queue.limit > 1 else None
@@ -598,8 +598,7 @@ class MemoryCallQueue(CallQueue):
                 return Removal.RUNNING, None
             if held is not None and kind is Kind.RESERVED:  # for its retry
                 self._operators.free(held.key, None)
-            ttl, first = request.ended_ttl, request.may_return_from
-            hinted = self._take_out(key, call, token, ttl, first, has_slot=held is not None)
+            hinted = self._take_out(key, call, token, request.ended_ttl, request.may_return_from)
             return Removal.REMOVED, hinted.hint(key) if hinted else None
 
     # --- inside ----------------------------------------------------------------------------------
@@ -697,17 +696,18 @@ class MemoryCallQueue(CallQueue):
         may_return_from: int | None,
         delay: float = 0.0,
         *,
-        has_slot: bool,
+        is_release: bool = False,
     ) -> _Call | None:
         """Take out a call that has ended; returns the call that is hinted next.
 
         Its message is delayed until the cooldown of the key ends and its rate allows a start. If
         that takes more than a minute, a sweep publishes it.
         """
+        could_run = is_release or call in self._queues[key].front
         self._drop(key, call)
         queue = self._queues.get(key)
-        hinted = self._next(key, queue) if queue else None
-        if queue and hinted and hinted.state == "w" and (hinted.at is None or has_slot):
+        hinted = self._next(key, queue) if queue and could_run else None
+        if queue and hinted and hinted.state == "w":
             hinted = self._hint(key, queue, hinted, delay=delay)
         else:
             hinted = None

@@ -31,9 +31,10 @@ if kind == 'r' then -- reserved for its retry
   redis.call('DEL', slot)
   q.look_again()
 end
+local could_run = redis.call('ZRANK', queue, id) < q.limit
 q.take_out(id, ended, ARGV[6], ARGV[7], ARGV[8])
 local next = q.next()
-next = next and next.letter == 'w' and (next.at == 0 or slot) and q.hint(next) -- else it waits for another reason
+next = could_run and next and next.letter == 'w' and q.hint(next)
 q.plan()
 if not next then return {'removed'} end
 return {'removed', unpack(q.reply(next))}
