@@ -271,7 +271,7 @@ def test_a_testcase_of_django_needs_no_server(tmp_path: Path) -> None:
 def test_an_outbox_is_drained_in_order_with_locks_in_etcd(
     tmp_path: Path, redis_url: str, etcd: EtcdCluster, worker: Callable[..., CeleryWorker]
 ) -> None:
-    page = Page("how-to/in-order.md", tmp_path, redis_url, locks=etcd.url(tmp_path.name)).write()
+    page = Page("how-to/outbox.md", tmp_path, redis_url, locks=etcd.url(tmp_path.name)).write()
     drains = worker("outbox", concurrency=4, cwd=tmp_path)
     [session] = [one for one in page.sessions if "from outbox" in one]
     page.check(session)

@@ -43,7 +43,8 @@ class Page:
     """A page whose examples run in ``folder``, on the server at ``redis_url``.
 
     Locks that it keeps in etcd are at ``locks``. A Python block that begins with ``# name.py`` is
-    that file. Blocks with ``>>>`` are sessions.
+    that file, and one with ``# name.py, at the end`` is added to it. Blocks with ``>>>`` are
+    sessions.
     """
 
     def __init__(self, name: str, folder: Path, redis_url: str, locks: str = "") -> None:
@@ -55,10 +56,11 @@ class Page:
     def write(self) -> Self:
         """Write the page's files into the folder."""
         for block in blocks(self._text):
-            if match := re.match(r"# ([\w/]+\.py)\n", block):
+            if match := re.match(r"# ([\w/]+\.py)(, at the end)?\n", block):
                 path = self._folder / match[1]
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(block)
+                before = path.read_text() if match[2] else ""
+                path.write_text(before + block)
         return self
 
     @property
