@@ -37,6 +37,7 @@ from tests.harness.journal import Record, events
 
 _NOTED = {"key-left": Kind.KEY_LEFT, "never-ends": Kind.NEVER_ENDS, "broken": Kind.BROKEN}
 # The claim of a message that no worker has taken, as drain.py writes it.
+_PAUSED = re.compile(r": has pauses: (?P<names>.+)$")
 _QUEUED = re.compile(r": held: q (?P<job>[^ +]+)\S* queued .*?(, for (?P<seconds>[\d.]+|ever))?$")
 # What sets the time again for which the claim of a message stays.
 _PROLONGS = ("publishing", "published", "taken")
@@ -324,7 +325,10 @@ def reported(
         if reason == BROKER_AWAY and not _was_off_broker(records, record.at):
             reason = ""
         claim = _QUEUED.search(text) if kind is Kind.KEY_LEFT else None
-        if claim and claim["job"] in gone and not _is_overdue(records, record, claim):
+        paused = _PAUSED.search(text) if kind is Kind.KEY_LEFT else None
+        if paused and all(_has_lost_end(records, name) for name in paused["names"].split()):
+            reason = "ends of a pause that the store lost"
+        elif claim and claim["job"] in gone and not _is_overdue(records, record, claim):
             reason = "claims of messages that vanished"
         elif claim and claim["job"] in lost_ends:
             reason = "claims whose end the store lost"
@@ -335,6 +339,16 @@ def reported(
         else:
             violations.append(Violation(kind=kind, key=record.key, at=record.at, text=text))
     return violations
+
+
+def _has_lost_end(records: Sequence[Record], paused: str) -> bool:
+    """Whether the store may have lost the end of the last pause of a key or a scope."""
+    ended = [
+        record
+        for record in events(records, "resumed")
+        if paused == ":".join(filter(None, (str(record.data["scope"]), record.key)))
+    ]
+    return bool(ended) and _is_lost(records, ended[-1].data["since"], ended[-1].at)
 
 
 def _was_off_broker(records: Sequence[Record], at: float) -> bool:

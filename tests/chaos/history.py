@@ -31,6 +31,7 @@
     refused     the lock raised LockConflict, whether or not Celery could store that
     parked      its key was paused, and the store keeps its message from now on
     pause       a key (``key``; empty: all) of ``scope`` was paused, from ``at`` to ``until``
+    resumed     that pause was ended; ``since``: when this was first asked for
     skip        the call ended without having run, because its key was held
     taken, left the task was entered by a pool process (``worker``, ``copy``; whether its release is
                 ``observed``); ended, with its

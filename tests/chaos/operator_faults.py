@@ -38,7 +38,9 @@ def strike(site: Site, fault: Fault) -> str:
     threading.Event().wait(max(0.0, until - now()))
     until = min(until, now())
     site.history.write("pause", key=key or "", at=at, until=until, scope=scope)
+    asked = now()
     _until_it_answers(site, partial(resume, key, scope=scope))
+    site.history.write("resumed", key=key or "", scope=scope, since=asked)
     return f"{scope}:{key or '*'}"
 
 

@@ -408,7 +408,8 @@ def keys_left(client: redis.Redis) -> dict[str, str]:
     for key in client.scan_iter("*", count=1000):
         if key.endswith(":shard"):
             if client.hexists(key, "|pauses"):
-                left[key] = f"has pauses: {client.hkeys(key)}"
+                names = [str(name) for name in client.hkeys(key) if str(name)[0] != "|"]
+                left[key] = f"has pauses: {' '.join(names)}"
             continue
         if client.type(key) in ("zset", "hash"):
             left[key] = "has calls"

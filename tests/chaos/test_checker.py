@@ -239,11 +239,16 @@ def answered(story: Story, at: float) -> Story:
     return story.add("answered", at, task_id="j", entered=at - 0.1)
 
 
+PAUSED = "csl:{x}:shard: has pauses: s:a"
 CLAIM = "csl:{x}:claim|newest|k: held: q j+b4 queued {}"
 
 
 def key_left(story: Story, text: str = CLAIM, at: float = 50) -> Story:
     return story.add("key-left", at, text=text)
+
+
+def resumed(at: float) -> Story:
+    return Story().add("resumed", at, key="a", scope="s", since=at - 0.1)
 
 
 def done(**options: Any) -> Story:
@@ -457,6 +462,7 @@ SOUND = {
     "the end of a claim in a failover": key_left(
         Story().published().body("a", 1, 2, job="j", task="newest").lost(3, since=0.5)
     ),
+    "the end of a pause in a failover": key_left(resumed(3).lost(3.2, since=2.8), PAUSED),
     "a discarded message": discarded(),
     "its worker died then": key_left(discarded().add("death", 2, pid=7, worker="w")),
     "answered with it at first": answered(discarded(), 3),
@@ -609,6 +615,8 @@ BROKEN: list[tuple[str, Kind, Story]] = [
         key_left(Story().published().body("a", 1, 2, job="j", task="newest").lost(3, since=2.5)),
     ),
     ("of a discarded message", Kind.KEY_LEFT, key_left(discarded())),
+    ("a pause before a failover", Kind.KEY_LEFT, key_left(resumed(2).lost(3.2, since=2.8), PAUSED)),
+    ("a pause that nobody ended", Kind.KEY_LEFT, key_left(Story().lost(3), PAUSED)),
     (
         "another error",
         Kind.BROKEN,

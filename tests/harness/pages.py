@@ -42,14 +42,12 @@ def run(*arguments: str, folder: Path, **options: Any) -> subprocess.CompletedPr
 class Page:
     """A page whose examples run in ``folder``, on the server at ``redis_url``.
 
-    Locks that it keeps in etcd are at ``locks``. A Python block that begins with ``# name.py`` is
-    that file, and one with ``# name.py, at the end`` is added to it. Blocks with ``>>>`` are
-    sessions.
+    A Python block that begins with ``# name.py`` is that file, and one with ``# name.py, at the
+    end`` is added to it. Blocks with ``>>>`` are sessions.
     """
 
-    def __init__(self, name: str, folder: Path, redis_url: str, locks: str = "") -> None:
+    def __init__(self, name: str, folder: Path, redis_url: str) -> None:
         text = (ROOT / "docs" / name).read_text()
-        text = text.replace("etcd://localhost:2379/locks", locks)
         self._text = re.sub(r"redis://localhost:6379/\d", redis_url, text)
         self._folder = folder
 

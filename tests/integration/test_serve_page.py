@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_singleton_lock import hold
+from celery_singleton_lock import hold, pause, resume
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import Acquire
 from celery_singleton_lock.message.skipped import skipped_value
@@ -236,6 +236,17 @@ def test_hostile_names_are_shown_as_text(page: Page, app: Any) -> None:
     # Neither can a script of the page make markup from text: a second protection.
     script = "try { document.body.innerHTML = '<b></b>'; return 'made' } catch { return 'refused' }"
     assert page.run(script) == "refused"
+
+
+def test_what_is_paused_is_listed_as_text_until_somebody_resumes_it(page: Page, app: Any) -> None:
+    assert page.text("pauses") == ""
+    pause("stopped", scope="page", reason=HOSTILE, app=app)
+    wait_until(lambda: "page:stopped is paused since " in page.text("pauses"), "the pause")
+    assert HOSTILE in page.text("pauses")
+    assert page.run("return document.querySelectorAll('#pauses img, #pauses script').length") == 0
+    assert page.element("pauses").is_displayed()
+    resume("stopped", scope="page", app=app)
+    wait_until(lambda: not page.element("pauses").is_displayed(), "no list")
 
 
 def test_ten_thousand_keys_stay_usable(page: Page, app: Any, database: str) -> None:

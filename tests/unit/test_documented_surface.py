@@ -214,8 +214,8 @@ def test_no_page_shows_a_command_or_an_option_that_does_not_exist() -> None:
 # --- doctor and extras ----------------------------------------------------------------------------
 
 
-def subjects() -> set[str]:
-    """What the doctor's findings may be about: the first argument of each finding and fault."""
+def findings() -> set[tuple[str, str]]:
+    """Severity and subject of each finding of the doctor; faults have no severity of their own."""
     package = ROOT / "celery_singleton_lock"
     found = set()
     for path in [*(package / "doctor").glob("*.py"), package / "stores/remedies.py"]:
@@ -223,13 +223,18 @@ def subjects() -> set[str]:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 is_finding = node.func.id in ("error", "warning", "note", "ok", "Fault", "_Fault")
                 if is_finding and node.args and isinstance(node.args[0], ast.Constant):
-                    found.add(node.args[0].value)
+                    found.add((node.func.id, str(node.args[0].value)))
     return found
 
 
 def test_each_subject_of_the_doctor_has_a_row_and_each_row_a_subject() -> None:
-    tables = (DOCS / "reference/doctor.md").read_text()
-    assert set(first_codes(tables)) == subjects()
+    shown, subject = set(), ""
+    for first, severity, _ in rows((DOCS / "reference/doctor.md").read_text()):
+        subject = codes(first)[0] if first else subject
+        shown.add((severity, subject))
+    assert {subject for _, subject in shown} == {subject for _, subject in findings()}
+    severe = {one for one in findings() if one[0] in ("error", "warning", "note")}
+    assert severe - shown == set()
 
 
 @pytest.mark.parametrize("extra", listed(r"entry point: extra: (\w+)"))
