@@ -1,14 +1,11 @@
-"""The only module that reads time. Deadlines need a clock that an operator cannot set.
-
-Two clocks run at different speeds: see `drift`.
-"""
+"""The only module that reads time. Deadlines need a clock that an operator cannot set."""
 
 from __future__ import annotations
 
 import os
 import time
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 # CLOCK_BOOTTIME counts the time while the machine is suspended, as the store's clock does.
 # CLOCK_MONOTONIC does not: a laptop that wakes after an hour would trust an hour-old lease. All
@@ -17,12 +14,6 @@ from typing import Any, Final, Protocol
 _CLOCK_ID: int = getattr(
     time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC_RAW", time.CLOCK_MONOTONIC)
 )
-
-
-# An allowance for clocks that run at different speeds, and for rounding to milliseconds in Redis:
-# 1 % plus 2 ms, as in the Redlock specification (redis.io, "Distributed Locks with Redis").
-_DRIFT_RATIO: Final = 0.01
-_DRIFT_CONSTANT: Final = 0.002
 
 
 class Clock(Protocol):
@@ -106,8 +97,3 @@ class Timer:
         # struct itimerspec: the interval, and the time until the first expiry.
         times = (ctypes.c_long * 4)(0, 0, *divmod(nanoseconds, 1_000_000_000))
         self._set_time(self._fileno, 0, times, None)
-
-
-def drift(ttl: float) -> float:
-    """Seconds to subtract from a deadline ``ttl`` seconds away."""
-    return ttl * _DRIFT_RATIO + _DRIFT_CONSTANT

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote, unquote
 
 from ..errors import FenceUnavailable, LeaseLost
-from .clock import Clock, drift
+from .clock import Clock
+from .clock_drift import drift
 from .process import Process, this_process
 
 if TYPE_CHECKING:

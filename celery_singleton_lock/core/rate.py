@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
-from ..option_checks import require, whole
+from ..option_values import require, whole
 
 _SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TEXT: Final = re.compile(r"(\d+(?:\.\d+)?)(?:/([smhd]))?")

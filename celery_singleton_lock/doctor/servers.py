@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from ..core.clock import drift
+from ..core.clock_drift import drift
 from ..core.heartbeat import timeout_for
 from ..errors import StoreError, StoreUnavailable
 from ..stores.eviction import REMEDY, eviction_of, policy_of

@@ -7,7 +7,8 @@ from typing import Any, Final
 from ..beat.election import check_leader_ttl
 from ..celery_compat import retries_lost_worker
 from ..errors import DOCS, SettingsError
-from ..policy import OnDuplicate, Policy
+from ..option_values import OnDuplicate
+from ..policy import Policy
 from ..runtime import singleton_tasks
 from ..worker.bootstep import OFF, check_results, names_of, task_problems
 from .context import Context, Findings, error, note, ok, warning

@@ -26,7 +26,7 @@ from ..core.keyspace import BEAT_SCOPE, Keyspace
 from ..core.pauses import Pause, Pauses
 from ..errors import LockKeyError, SettingsError, StoreError, StoreUnavailable
 from ..known_keys import PAUSE, refuse_foreign_key, refuse_foreign_scope
-from ..option_checks import positive
+from ..option_values import positive
 from ..runtime import Runtime
 from ..typed_keys import MAX_REASON_CHARS, is_in_scope, login, scope_of
 

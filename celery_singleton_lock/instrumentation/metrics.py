@@ -10,7 +10,7 @@ from typing import Final
 
 from ..core.events import Event, EventName
 from ..core.lease import LossReason
-from ..policy import OnDuplicate
+from ..option_values import OnDuplicate
 
 #: For each event its counter: the name, the description, and the fields of the event's data that
 #: become labels next to ``task``.

@@ -4,7 +4,7 @@ Overview
     One thread in each parent sweeps some shards once a second, in rounds over all, and at
     once at a key whose call this worker has taken out. It publishes a call that may run again if
     its message may be lost, and stores the failure of a call that was acknowledged early and whose
-    worker has died.
+    worker has died. ``queue_due.lua`` and ``queue_sweep.lua`` say which keys and which calls.
 
 Non-guarantees
     The failure of a lost call replaces no result that the backend has already. A call that has a

@@ -35,8 +35,8 @@ from celery.exceptions import Ignore, Reject, Retry
 from ..core.keyspace import Keyspace
 from ..core.lease import Phase
 from ..core.store import ClaimChange
-from ..option_checks import seconds
-from ..policy import OnDuplicate, Policy, Unique
+from ..option_values import OnDuplicate, Unique, seconds
+from ..policy import Policy
 from .header import moment
 
 

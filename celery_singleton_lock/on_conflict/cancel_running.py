@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from ..option_checks import at_least, seconds
+from ..option_values import at_least, seconds
 from .wait import Wait
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from ..option_checks import whole
+from ..option_values import whole
 from .rule import Conflict, Decision, OnConflict, Outcome
 
 if TYPE_CHECKING:

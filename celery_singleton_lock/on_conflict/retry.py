@@ -1,4 +1,4 @@
-"""``on_conflict="retry"``: the call is requeued until it runs."""
+"""``on_conflict="retry"``: the call is requeued until it runs, after delays of `core.backoff`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import ClassVar
 
-from ..option_checks import seconds
+from ..option_values import seconds
 from .rule import Conflict, Decision, OnConflict, Outcome
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ..core.backoff import AGAIN, Pace
-from ..option_checks import one_of
+from ..option_values import one_of
 
 if TYPE_CHECKING:
     from ..message.header import Delivery

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
 
-from ..option_checks import seconds
+from ..option_values import seconds
 from .rule import Conflict, Decision, OnConflict, Outcome
 
 

@@ -21,7 +21,8 @@ from ..message.arguments import stable_key_suffix
 from ..message.header import HEADER, add_header, without_header
 from ..message.request_data import RequestData
 from ..on_conflict import CancelRunning, Queue
-from ..policy import OnDuplicate, Policy
+from ..option_values import OnDuplicate
+from ..policy import Policy
 from ..runtime import Runtime
 from .continuation import carry_claim, continues
 from .publication import Publication

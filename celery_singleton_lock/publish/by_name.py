@@ -19,7 +19,8 @@ from ..errors import LockKeyError
 from ..known_keys import CLAIM, refuse_foreign_key
 from ..message.header import add_header
 from ..option_names import suggestion
-from ..policy import CallOptions, OnDuplicate, Policy, check_call, merge
+from ..option_values import OnDuplicate
+from ..policy import CallOptions, Policy, check_call, merge
 from ..runtime import Runtime
 from .apply_async import counting
 from .publication import Publication

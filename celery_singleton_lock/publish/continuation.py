@@ -6,7 +6,8 @@ from typing import Any
 
 from ..message.claim import Claim
 from ..message.request_data import RequestData
-from ..policy import Policy, Unique
+from ..option_values import Unique
+from ..policy import Policy
 from ..runtime import Runtime
 
 

@@ -30,7 +30,8 @@ from ..instrumentation.sentry import close_check_in
 from ..message.claim import Claim
 from ..message.skipped import SkippedResult, skipped_value
 from ..message.times import done_at
-from ..policy import OnDuplicate, Policy, Unique
+from ..option_values import OnDuplicate, Unique
+from ..policy import Policy
 from ..runtime import Runtime
 from .call import PendingCall
 from .continuation import continues

@@ -32,7 +32,7 @@ from ..key_queue.join import Send
 from ..message.arguments import pack_arguments
 from ..message.claim import Claim
 from ..message.times import seconds_until
-from ..policy import OnDuplicate, Unique
+from ..option_values import OnDuplicate, Unique
 from ..runtime import Runtime
 from .call import PendingCall
 from .continuation import continues

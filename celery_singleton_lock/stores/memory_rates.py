@@ -1,4 +1,4 @@
-"""The rates in the memory of this process; see `core.rate`."""
+"""The rates in the memory of this process, by the formula of ``stores/redis/lua/rate.lua``."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from ..message.request_data import RequestData
 from ..message.skipped import skipped_value
 from ..on_conflict import Wait
 from ..on_conflict.rule import Decision, Outcome
-from ..policy import OnStoreError
+from ..option_values import OnStoreError
 from . import claim as claims
 from .cancel_running import CancelRunningFeature
 from .conflict import decide, is_overtaken

@@ -24,16 +24,9 @@ from ..celery_compat import dump_models, hide_setting
 from ..core.key import KeyMaker, signature_of
 from ..message.arguments import as_sent as see_as_sent
 from ..on_conflict import Queue
-from ..option_checks import require
-from ..policy import (
-    OPTIONS,
-    CallOptions,
-    Policy,
-    check_autoretry,
-    check_call,
-    check_claim_options,
-    merge,
-)
+from ..option_conflicts import check_autoretry, check_claim_options
+from ..option_values import require
+from ..policy import OPTIONS, CallOptions, Policy, check_call, merge
 from .keywords import refuse_mistakes
 from .signature import SingletonSignature
 

@@ -21,7 +21,7 @@ from ..errors import StoreError
 from ..message.claim import Claim
 from ..message.request_data import RequestData
 from ..message.times import seconds_until
-from ..policy import Unique
+from ..option_values import Unique
 from ..run_feature import Run
 
 logger = logging.getLogger("celery_singleton_lock")

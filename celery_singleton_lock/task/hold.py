@@ -16,7 +16,7 @@ from ..celery_compat import real_app
 from ..core.lease import Lease
 from ..errors import LockKeyError
 from ..known_keys import refuse_foreign_key
-from ..option_checks import seconds
+from ..option_values import seconds
 from ..policy import Policy, check_option, merge
 from ..runtime import Runtime
 from .context import Block

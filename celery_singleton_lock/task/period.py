@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.store import Acquire, ClaimRequest, Refused, Relation
-from ..policy import Unique
+from ..option_values import Unique
 from ..run_feature import Feature, Run
 
 

@@ -19,7 +19,7 @@ from ..errors import LockKeyError
 from ..message.arguments import call_of_arguments, unpack_arguments
 from ..message.claim import Claim
 from ..message.copy import why_not
-from ..policy import OnDuplicate
+from ..option_values import OnDuplicate
 from ..run_feature import Feature, Run
 
 logger = logging.getLogger("celery_singleton_lock")

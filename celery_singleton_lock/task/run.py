@@ -64,7 +64,8 @@ from ..message.claim import Claim
 from ..message.copy import why_not
 from ..message.header import HEADER, Delivery
 from ..message.request_data import ATTRIBUTE, RequestData
-from ..policy import OnLost, OnStoreError, Policy
+from ..option_values import OnLost, OnStoreError
+from ..policy import Policy
 from ..run_feature import Ending, Feature
 from ..runtime import WITHOUT_SERVER, Runtime
 from . import claim as claims

@@ -31,8 +31,8 @@ from ..key_queue.join import call_queue
 from ..key_queue.sweep import QueueSweep
 from ..message.header import mint_nonce
 from ..on_conflict import CancelRunning, Queue
-from ..option_checks import seconds
-from ..policy import OPTIONS, OnDuplicate, Policy, Unique
+from ..option_values import OnDuplicate, Unique, seconds
+from ..policy import OPTIONS, Policy
 from ..publish.duplicate import RPC_CURE, sends_results_to_first_caller
 from ..publish.replace import check_replaceable
 from ..runtime import IN_MEMORY, Runtime, singleton_tasks

@@ -51,7 +51,7 @@ from ..errors import StoreUnavailable
 from ..key_queue import ends_without_run as queue_ends
 from ..message.claim import Claim
 from ..message.header import call_of, header_of, options_of
-from ..policy import Unique
+from ..option_values import Unique
 from ..runtime import Runtime
 from .discarded import report
 from .main_thread import ask, ask_later

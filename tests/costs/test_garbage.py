@@ -15,7 +15,7 @@ import pytest
 from celery_singleton_lock import is_skipped
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.message.claim import Claim
-from celery_singleton_lock.policy import Unique
+from celery_singleton_lock.option_values import Unique
 from celery_singleton_lock.task.run import TaskRun
 from tests.costs.site import TTL, Site, open_site
 

@@ -42,7 +42,8 @@ from celery_singleton_lock.message.claim import Claim
 from celery_singleton_lock.message.header import HEADER, Delivery
 from celery_singleton_lock.message.skipped import skipped_value
 from celery_singleton_lock.on_conflict import ACTIONS
-from celery_singleton_lock.policy import APP_OPTIONS, OPTIONS, Policy, Unique
+from celery_singleton_lock.option_values import Unique
+from celery_singleton_lock.policy import APP_OPTIONS, OPTIONS, Policy
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.serve.gauges import Gauges
 from celery_singleton_lock.serve.listener import Listener

@@ -20,7 +20,7 @@ from celery.worker.consumer import Consumer
 from kombu import Message, compression
 
 from celery_singleton_lock.core.keyspace import Keyspace
-from celery_singleton_lock.policy import OnDuplicate
+from celery_singleton_lock.option_values import OnDuplicate
 from example_project.private_server import PrivateServer
 from tests.harness.refused import NOT_IN_CHILDREN, ONE_WAY
 from tests.harness.worker import CeleryWorker

@@ -47,7 +47,7 @@
 
 /* By how many ticks a ttl may end earlier on the store's clock than on the client's. */
 #define DRIFT 1
-/* [core/clock.py drift] [core/lease.py trust_of] */
+/* [core/clock_drift.py drift] [core/lease.py trust_of] */
 #ifdef NO_MARGIN
 #define TRUST TTL
 #else

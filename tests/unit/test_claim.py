@@ -38,7 +38,7 @@ from celery_singleton_lock.core.store import (
     Release,
 )
 from celery_singleton_lock.message.claim import Claim
-from celery_singleton_lock.policy import Unique
+from celery_singleton_lock.option_values import Unique
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock
 from tests.harness.keys import name_in_store

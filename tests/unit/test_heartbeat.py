@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.core import native_threads
-from celery_singleton_lock.core.clock import SystemClock, drift
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.clock_drift import drift
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat, retry_pause, timeout_for
 from celery_singleton_lock.core.keyspace import Keyspace

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_singleton_lock import FenceUnavailable, LeaseLost
-from celery_singleton_lock.core.clock import drift
+from celery_singleton_lock.core.clock_drift import drift
 from celery_singleton_lock.core.lease import (
     Holder,
     Kind,

@@ -12,7 +12,7 @@ import pytest
 
 from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.call_queue import Hint, Join, Place
-from celery_singleton_lock.core.clock import drift
+from celery_singleton_lock.core.clock_drift import drift
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.keyspace import Keyspace

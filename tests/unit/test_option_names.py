@@ -13,7 +13,8 @@ from celery_singleton_lock import SingletonTask, TaskOptions, singleton_task
 from celery_singleton_lock.celery_compat import NEWER_OPTIONS
 from celery_singleton_lock.on_conflict import ACTIONS
 from celery_singleton_lock.option_names import OTHER_OPTIONS, suggestion
-from celery_singleton_lock.policy import OPTIONS, OnDuplicate, OnLost, Unique
+from celery_singleton_lock.option_values import OnDuplicate, OnLost, Unique
+from celery_singleton_lock.policy import OPTIONS
 from celery_singleton_lock.settings import _NAMES, SettingsError, read_settings
 
 

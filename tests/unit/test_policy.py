@@ -15,18 +15,8 @@ from hypothesis import strategies as st
 
 from celery_singleton_lock import PER_TASK, OnConflict, Rate
 from celery_singleton_lock.on_conflict import ACTIONS
-from celery_singleton_lock.option_checks import seconds
-from celery_singleton_lock.policy import (
-    APP_OPTIONS,
-    CALL_OPTIONS,
-    OnDuplicate,
-    OnLost,
-    OnStoreError,
-    Policy,
-    Unique,
-    check_call,
-    merge,
-)
+from celery_singleton_lock.option_values import OnDuplicate, OnLost, OnStoreError, Unique, seconds
+from celery_singleton_lock.policy import APP_OPTIONS, CALL_OPTIONS, Policy, check_call, merge
 
 
 def policy(**options: Any) -> Policy:

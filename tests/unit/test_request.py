@@ -14,7 +14,7 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.message.claim import Claim
 from celery_singleton_lock.message.header import HEADER
-from celery_singleton_lock.policy import Unique
+from celery_singleton_lock.option_values import Unique
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing.contract.steps import publish, record_of, take

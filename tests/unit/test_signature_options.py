@@ -15,7 +15,7 @@ from kombu.serialization import dumps, loads
 
 from celery_singleton_lock import OnConflict, SingletonTask, singleton_task
 from celery_singleton_lock.message.header import HEADER
-from celery_singleton_lock.policy import Unique
+from celery_singleton_lock.option_values import Unique
 
 OPTIONS: dict[str, Any] = {
     "ttl": timedelta(seconds=20),

@@ -12,7 +12,8 @@ from functools import partial
 from itertools import count
 from typing import Final, TypeVar
 
-from ...core.clock import Clock, drift
+from ...core.clock import Clock
+from ...core.clock_drift import drift
 from ...core.lease import Record
 from ...core.store import (
     Acquire,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from ...errors import SettingsError
-from ...option_checks import seconds
+from ...option_values import seconds
 from ..urls import StoreUrl
 
 _MIN_NODES: Final = 3

@@ -1,4 +1,5 @@
 -- Prepended to acquire.lua for a task with a rate, which adds arguments at the ends; returns nothing by itself.
+-- The same formula is in stores/memory_rates.py.
 -- KEYS: the time of the key: in us, when its next call would start if all starts were evenly spaced
 -- ARGV: the us between two starts, and how many calls may start at once
 local burst, interval = tonumber(table.remove(ARGV)), tonumber(table.remove(ARGV))

@@ -1,4 +1,4 @@
-"""Checks of the values that users give: each returns the value, converted, or says what to give."""
+"""The values that an option may have, and checks: each returns the value, or says what to give."""
 
 from __future__ import annotations
 
@@ -10,6 +10,33 @@ from typing import Any, TypeVar
 from .option_names import other_value, suggestion
 
 _E = TypeVar("_E", bound=StrEnum)
+
+
+class OnLost(StrEnum):
+    RETRY = "retry"
+    FAIL = "fail"
+    CONTINUE = "continue"
+
+
+class OnStoreError(StrEnum):
+    RETRY = "retry"
+    RAISE = "raise"
+    RUN = "run"
+
+
+class Unique(StrEnum):
+    """The time for which a published message keeps equal calls from being published."""
+
+    UNTIL_START = "until_start"
+    UNTIL_DONE = "until_done"
+    UNTIL_EXPIRED = "until_expired"
+
+
+class OnDuplicate(StrEnum):
+    RETURN_EXISTING = "return_existing"
+    REPLACE = "replace"
+    SKIP = "skip"
+    RAISE = "raise"
 
 
 def seconds(name: str, value: Any) -> float:
