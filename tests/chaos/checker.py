@@ -100,13 +100,14 @@ def _revoked(records: Sequence[Record], found: Iterable[Body], ttl: float) -> se
     """The bodies whose lease etcd revoked although it was kept alive, by their runs.
 
     Until 3.4.30 and 3.5.12, a leader that has stood still has the leases revoked that it did not
-    see renewed (etcd issue 15247). Such a body finds its lease gone at the next renewal.
+    see renewed (etcd issue 15247). Such a body finds its lease gone at the next renewal, or the key
+    taken by another one.
     """
     stalls = events(records, "stalled-leader")
     gone = {
         (record.task_id, record.fence): record.at
         for record in events(records, "lost")
-        if record.data.get("reason") == "gone"
+        if record.data.get("reason") in ("gone", "replaced")
     }
     return {
         body.run

@@ -382,6 +382,7 @@ SOUND = {
     "as many at once as the limit permits": limited((1, 9), (2, 5), (5, 8), (8.5, 9)),
     "a third body across a loss": limited((1, 9), (2, 9), (4, 5)).lost(3.5),
     "revoked by etcd": revoked_by_etcd(),
+    "revoked by etcd, and taken": revoked_by_etcd(reason="replaced"),
     # Losses.
     "lost and told": told("lost"),
     "the store did not answer the release": told("release-failed", "release-failed"),
