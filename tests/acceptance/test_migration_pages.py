@@ -8,10 +8,11 @@ import pytest
 
 from tests.harness.pages import Page, run
 
-#: The pages with a compatibility class; that of celery-heimdall is on the page of all packages.
+#: The pages with a compatibility class.
 PACKAGES = [
     "celery-once",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("celery-singleton", "index")),
+    pytest.param("celery-singleton", marks=pytest.mark.slow),
+    pytest.param("celery-heimdall", marks=pytest.mark.slow),
 ]
 
 

@@ -31,9 +31,9 @@ def wrong_turns(
     losses = [span(loss) for loss in events(records, "loss")]
     called = {record.task_id: record for record in events(records, "returned")}
     refused = {record.task_id for record in events(records, "unsent") if record.data["known"]}
-    # The store may have granted the lease, and the message has come back without a body.
+    # The store may have granted the lease, and the message was requeued without a body.
     unanswered = {
-        record.task_id for record in events(records, "published") if record.data.get("again")
+        record.task_id for record in events(records, "publishing") if record.data["copy"][1] > 0
     }
     violations = []
 

@@ -298,6 +298,12 @@ def in_queue(order: str, *, task: str = "queued", placed: bool = True, second: f
     return story
 
 
+def several_in_queue(sequence: int) -> Story:
+    """The older call of two that may run at a time begins later; its message was requeued."""
+    story = in_queue("ba", task="queued_several")
+    return story.add("publishing", 2, task_id="a", copy=[0, sequence])
+
+
 def at_rate(*begins: float) -> Story:
     """Calls of a key that begin then; two may at once, and then four a second."""
     story = Story()
@@ -474,6 +480,7 @@ SOUND = {
     "older after a loss": older_last().lost(4.5),
     "no order is promised": older_last("late"),
     "in the order of the calls": in_queue("ab"),
+    "its grant may have had no reply": several_in_queue(1),
     "without a place": in_queue("ba", placed=False),
     "called at one time": in_queue("ba", second=1.25),
     "perhaps refused": refused(known=False),
@@ -580,6 +587,7 @@ BROKEN: list[tuple[str, Kind, Story]] = [
     ),
     ("older after newer", Kind.ORDER, older_last()),
     ("out of turn", Kind.ORDER, in_queue("ba")),
+    ("out of turn, and not requeued", Kind.ORDER, several_in_queue(0)),
     ("refused and run", Kind.ORDER, refused(known=True)),
     ("faster than its rate", Kind.RATE, at_rate(1, 1.1, 1.2)),
     ("paused", Kind.PAUSED, paused("k", "chaos")),

@@ -1,4 +1,4 @@
-"""The contract on the store that docs/reference/stores.md shows, taken from the page."""
+"""The contract on the store that docs/reference/own-store.md shows, taken from the page."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 
 from celery_singleton_lock.stores import open_store
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stores.md"
-SECTION = PAGE.read_text().partition("## A store of your own")[2]
-STORE, TESTS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
-[ENTRY_POINT] = re.findall(r"```toml\n.*\n(.*)\n```", SECTION)
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "own-store.md"
+TEXT = PAGE.read_text()
+STORE, TESTS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+[ENTRY_POINT] = re.findall(r"```toml\n.*\n(.*)\n```", TEXT)
 
 store_module: Any = ModuleType("sqlite_store")
 exec(compile(STORE, str(PAGE), "exec"), vars(store_module))

@@ -1,4 +1,4 @@
-"""The bytes of the formulas in docs/how-to/deploy.md, against a server."""
+"""The bytes of the formulas in docs/how-to/capacity.md, against a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import redis
 from tests.costs.site import Site, open_site
 from tests.harness.processes import ROOT
 
-PAGE = (ROOT / "docs/how-to/deploy.md").read_text()
+PAGE = (ROOT / "docs/how-to/capacity.md").read_text()
 
 
 @pytest.fixture
