@@ -9,8 +9,8 @@
     answered    a call, made at ``entered``, was not published: the earlier call that it was
                 answered with
     discarded   a worker's parent discards a message, and frees its claim next; ``reason``
-    published   it was sent; ``task``. ``publishing``, just before it, has its ``copy``: the attempt,
-                and how often that was requeued
+    published   it was sent; ``task``. ``publishing``, just before it, has its ``copy``: the
+                attempt, and how often that was requeued
     received    a worker's parent got a message; ``worker``, ``copy``
     traced      what the broker's file says of a job that does not end: the ``place`` of the newest
                 copy of its message, and the ``steps`` that led there

@@ -24,7 +24,8 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
   countdown gets its place when a worker takes it up;
 * the store has lost the call, which waited in the queue of its key: it has lost all that it had, or
   what it acknowledged at that time;
-* discarded, if its message was made so that no worker runs it.
+* discarded, if its message was made so that no worker runs it. A worker that is killed between the
+  acknowledgement and its note of that takes the note along.
 
 Each of these but success, skip and a newer call is counted, so that a report shows how often it
 was needed.
@@ -35,6 +36,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from tests.chaos.bodies import Body
 from tests.chaos.broker_log import Place
@@ -251,6 +253,10 @@ def _excuse(
             return "calls that waited in a store that has lost its data"
         if is_queued:
             return ""
+    if events(job.records, "damaged") and job.is_at(Place.ACKNOWLEDGED):
+        sent = job.newest_sent_at()
+        if ends.any_since(sent, until=sent + ttl):
+            return "messages that a worker had acknowledged, to discard them, when it was killed"
     if job.is_at(Place.POPPED) and ends.any_since(job.newest_sent_at()):
         return _VANISHED
     return ""
@@ -311,7 +317,7 @@ class _Ends:
         workers = {record.data.get("worker") for record in job.records} - {None}
         return any(end >= last.at for worker in workers for end in self._of_worker[str(worker)])
 
-    def any_since(self, sent: float) -> bool:
-        """Whether something ended that may have had a message sent at that time."""
+    def any_since(self, sent: float, until: float = inf) -> bool:
+        """Whether something ended until then that may have had a message sent at that time."""
         # The kernel may take a while to end a process.
-        return any(until + _SLOW_DEATH >= sent for until in self._of_carriers)
+        return any(sent <= end + _SLOW_DEATH <= until + _SLOW_DEATH for end in self._of_carriers)

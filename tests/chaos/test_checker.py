@@ -235,6 +235,14 @@ def discarded() -> Story:
     return story.add("received", 40, task_id="i", pid=7, worker="w", copy=[0, 0])
 
 
+def acknowledged(died: float) -> Story:
+    """A damaged message is acknowledged; its worker dies before it has noted that."""
+    story = Story().published(task="claimed").add("damaged", 0, task_id="j")
+    story.add("publishing", 0.1, task_id="j", copy=[0, 0]).traced(Place.ACKNOWLEDGED)
+    story.add("received", 0.2, task_id="i", pid=7, worker="w", copy=[0, 0])
+    return story.add("death", died, pid=7, worker="w")
+
+
 def answered(story: Story, at: float) -> Story:
     return story.add("answered", at, task_id="j", entered=at - 0.1)
 
@@ -471,6 +479,7 @@ SOUND = {
     ),
     "the end of a pause in a failover": key_left(resumed(3).lost(3.2, since=2.8), PAUSED),
     "a discarded message": discarded(),
+    "acknowledged, and its worker died": acknowledged(1),
     "its worker died then": key_left(discarded().add("death", 2, pid=7, worker="w")),
     "answered with it at first": answered(discarded(), 3),
     "answered while the store is away": answered(discarded().fault(0.5, 30), 9),
@@ -540,6 +549,7 @@ BROKEN: list[tuple[str, Kind, Story]] = [
     ("no fence", Kind.FENCE, Story(ETCD).body("a", 1, 2)),
     ("a stale write", Kind.STALE_WRITE, Story().wrote(5, 7, 6)),
     ("never ran", Kind.JOB_LOST, Story().published()),
+    ("a damaged message, and no death", Kind.JOB_LOST, acknowledged(8)),
     (
         "failed",
         Kind.JOB_LOST,

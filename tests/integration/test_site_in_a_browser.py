@@ -152,7 +152,7 @@ _QUESTIONS = [
     ("unit tests for my task", "how-to/testing"),
     ("Django TestCase", "how-to/testing"),
     ("override_settings", "how-to/testing"),
-    ("call lost between commit and publish", "how-to/in-order"),
+    ("call lost between commit and publish", "how-to/outbox"),
     ("ACL", "reference/settings"),
     ("redis acl user permissions", "reference/settings"),
     ("editor autocomplete", "reference/api"),
