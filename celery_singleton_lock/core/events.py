@@ -49,6 +49,7 @@ class EventName(StrEnum):
 
 
 #: What the data of each event contains, unless docs/reference/events.md says that it may be absent.
+#: `core.lease_end` and `worker.dead_child` emit those of the end of a lease.
 DATA: Final[Mapping[EventName, tuple[str, ...]]] = {
     EventName.ACQUIRED: ("waited", "fence", "ttl"),
     EventName.RELEASED: ("held",),

@@ -1,5 +1,7 @@
 """The report of the end of a lease: one event, from the first that learns of the end.
 
+A release without a reply is repeated by `core.locker`, and then by `core.retry_queue`.
+
 Overview
     Several threads and processes may learn that a lease has ended. What they know decides the
     event::

@@ -255,12 +255,12 @@ def _take_out(run: Run, queue: CallQueue, key: str, ending: Ending) -> None:
                 queue.defer(key, seconds=0.0, timeout=MAX_TIMEOUT, unpublished=hint)
 
         def give_up(why: object) -> None:
-            runtime.outages.report(why, "not-marked-as-done", **call, repeats=True)
+            runtime.outages.report(why, "not-recorded", **call, repeats=True)
 
         if refusal := runtime.locker.queue.put(again, ttl, give_up, error=exc):
             give_up(refusal)
         else:
-            runtime.outages.report(exc, "marked-later", **call, repeats=True)
+            runtime.outages.report(exc, "recorded-later", **call, repeats=True)
         return
     if hint is not None:
         publish_hint(run.task.app, queue, hint)

@@ -134,14 +134,14 @@ def mark_done(run: TaskRun, claim: ClaimChange | None) -> None:
     runtime, key, task, task_id = run.runtime, run.key, run.task.name, str(run.request.id)
     done = _mark_of(run, CompletionState.DONE, run.delivery.sequence, 0.0, claim)
 
-    def report(why: object, action: str = "not-marked-as-done") -> None:
+    def report(why: object, action: str = "not-recorded") -> None:
         runtime.outages.report(why, action, key=key, task=task, task_id=task_id, repeats=True)
 
     error = runtime.locker.queue.ask(
         lambda store: store.leases.mark(done, timeout=MAX_TIMEOUT), done.ttl, report
     )
     if error is not None:
-        report(error, "marked-later")
+        report(error, "recorded-later")
 
 
 def _publish_copy(run: TaskRun, copy: Delivery, delay: float, claim: Claim | None) -> float:

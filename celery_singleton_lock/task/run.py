@@ -76,7 +76,7 @@ from .interrupt import Body, is_loss
 from .requeue import refuse_newer, requeue
 from .run_state import FINISHED, Asking, Finished, Holding, ReleasedEarly, State
 
-_LEFT: Final = "lost to its own duplicate"
+_LEFT: Final = "lost-to-duplicate"
 # The number of lost leases after which a task fails: its store can't keep a lease.
 _MAX_LOSSES: Final = 3
 
@@ -194,7 +194,7 @@ class TaskRun:
                 else:
                     endings.without_lease(self, current.request, state, retval)
             except StoreError as exc:
-                self.report_outage(exc, "not-marked-as-done")
+                self.report_outage(exc, "not-recorded")
             except BaseException:
                 # A soft time limit or SIGTERM. If this is after_return, task_postrun finishes the
                 # run. If this is task_postrun, the ttl frees the key, because the lease is no
@@ -347,7 +347,7 @@ class TaskRun:
             self.state = FINISHED  # the copy is the same attempt, which is not done
             losses = self.delivery.losses + 1
             copy = replace(self.delivery, started=True, losses=losses, tries=0)
-            requeue(self, copy, AGAIN, "lease lost", self.claim)
+            requeue(self, copy, AGAIN, "lease-lost", self.claim)
         return fail_as_body(self.task, error)
 
     def _release_early(self, lease: Lease, release: Release, leaves_claim: bool = False) -> None:

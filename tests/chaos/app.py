@@ -382,7 +382,7 @@ class _LogLines(logging.Handler):
             error = record.singleton_data["error"]
             _write("release-failed", task_id=job, fence=_fences.get(job), error=error)
         elif event == EventName.STORE_UNREACHABLE:
-            if record.singleton_data["action"] == "not-marked-as-done":
+            if record.singleton_data["action"] == "not-recorded":
                 _write("not-marked", task_id=job)
         elif event == EventName.CANCELLED:
             _write("cancelled", task_id=job, by=record.singleton_data["by"])

@@ -261,7 +261,7 @@ def run_again(
                 excused["run again after a loss of the store"] += 1
                 continue
             if (first.pid, job) in not_marked:
-                excused["run again, as the store did not take the end (not-marked-as-done)"] += 1
+                excused["run again, as the store did not take the end (not-recorded)"] += 1
                 continue
             text = f"{body.name} began, though {first.name} had done the job"
             runs = (first.run, body.run)

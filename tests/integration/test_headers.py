@@ -84,7 +84,7 @@ def test_work_that_is_requeued_after_a_lost_lease_runs_again(
     stage.journal.wait_for_starts(1, key=name)
     Runtime.of(stage.app.app).store.operators.free(stage.app.late.lock_key(name), None)
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
-        worker.wait_for_event(EventName.REQUEUED, task_id=result.id, reason="lease lost")
+        worker.wait_for_event(EventName.REQUEUED, task_id=result.id, reason="lease-lost")
         worker.wait_for_event(EventName.REQUEUED, task_id=result.id, reason="started")
     stage.open(name)
     assert result.get(timeout=60) == name

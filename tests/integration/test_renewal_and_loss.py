@@ -249,7 +249,7 @@ def test_a_late_acknowledged_task_is_requeued_and_runs_after_the_other(
     journal.wait_for_starts(key="k")
     with replaced(loss, keys, "k") as other:
         wait_for_run(journal, "k")
-        process.wait_for_event(EventName.REQUEUED, reason="lease lost")
+        process.wait_for_event(EventName.REQUEUED, reason="lease-lost")
         process.wait_for_event(EventName.REQUEUED, reason="started")
         assert len(journal.runs("k")) == 1
         assert result.state == "PENDING"
@@ -281,7 +281,7 @@ def test_a_body_is_requeued_three_times_then_its_loss_is_its_failure(
     fences = [run.fence for run in journal.runs("k")]
     assert len(fences) == 4
     assert fences == sorted(set(fences))
-    assert reported([process], EventName.REQUEUED, reason="lease lost") == {result.id: 3}
+    assert reported([process], EventName.REQUEUED, reason="lease-lost") == {result.id: 3}
     # The heartbeat reports the last loss while the body's thread stores the failure.
     process.wait_for_event(EventName.LEASE_LOST, action="interrupted,failed")
     actions = [event.fields["action"] for event in process.events(EventName.LEASE_LOST)]
@@ -307,9 +307,7 @@ def test_a_body_lost_to_its_own_duplicate_leaves_the_others_result_alone(
     keys.free(loss.late.lock_key("k"))
     RedisBroker(redis_client).deliver_again(result.id)
     journal.wait_for_starts(2, key="k")
-    process.wait_for_event(
-        EventName.DROPPED, EventName.REQUEUED, reason="lost to its own duplicate"
-    )
+    process.wait_for_event(EventName.DROPPED, EventName.REQUEUED, reason="lost-to-duplicate")
     lost, duplicate = journal.runs("k")
     assert lost.error == "LeaseInterrupt"
     assert result.get(timeout=30) == {"fence": duplicate.fence, "lost": False, "retries": 0}
@@ -317,7 +315,7 @@ def test_a_body_lost_to_its_own_duplicate_leaves_the_others_result_alone(
     # The loser wrote nothing later. A duplicate that runs on may die yet, so a copy waited for its
     # end.
     if duplicate_seconds:
-        assert reported([process], EventName.REQUEUED, reason="lost to its own duplicate")
+        assert reported([process], EventName.REQUEUED, reason="lost-to-duplicate")
         process.wait_for_event(EventName.DROPPED, task_id=result.id, reason="done")
     else:
         assert not reported([process], EventName.REQUEUED)

@@ -342,8 +342,8 @@ def lose_all_under_running_bodies(
     assert journal.overlaps() == []
     # Nothing comes again: each was requeued once. A child reports it after it has published the
     # copy, which another may have run by then.
-    wait_until(lambda: process.log.count('reason="lease lost"') >= count, "all have reported")
-    assert process.log.count('reason="lease lost"') == count
+    wait_until(lambda: process.log.count("reason=lease-lost") >= count, "all have reported")
+    assert process.log.count("reason=lease-lost") == count
 
 
 @pytest.mark.slow

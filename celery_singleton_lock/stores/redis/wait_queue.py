@@ -2,7 +2,7 @@
 
 Overview
     Redis wakes clients blocked in BLPOP in FIFO order and drops closed connections. So a release
-    wakes the living client that has waited longest.
+    (wait_queue.lua) wakes the living client that has waited longest.
 
 Guarantees
     A ticket keeps its position while its client tries an acquire in between. No wait lasts longer
