@@ -125,15 +125,15 @@ class Cluster:
 
     def wait_until_promoted(self, key: str, old: PrivateServer) -> PrivateServer:
         """Wait until all living nodes name another master of ``key`` than ``old``."""
-
-        def promoted() -> bool:
-            views = [self._ranges_of(node) for node in self.nodes if self._lives(node)]
-            slot = slot_of(key)
-            owners = {port for view in views for b, e, port in view if b <= slot <= e}
-            return len(owners) == 1 and old.port not in owners and self._all_ok()
-
-        wait_until(promoted, "a replica is promoted", timeout=60)
+        wait_until(lambda: self.has_promoted(key, old), "a replica is promoted", timeout=60)
         return self.master_of(key)
+
+    def has_promoted(self, key: str, old: PrivateServer) -> bool:
+        """Whether all living nodes name another master of ``key`` than ``old``."""
+        views = [self._ranges_of(node) for node in self.nodes if self._lives(node)]
+        slot = slot_of(key)
+        owners = {port for view in views for b, e, port in view if b <= slot <= e}
+        return len(owners) == 1 and old.port not in owners and self._all_ok()
 
     # --- moving a slot ---------------------------------------------------------------------------
 
