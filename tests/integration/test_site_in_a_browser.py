@@ -173,7 +173,7 @@ _QUESTIONS = [
     ("quorum queue", "how-to/rabbitmq"),
     ("SQS", "how-to/sqs"),
     ("MessageGroupId", "how-to/sqs"),
-    ("memory", "how-to/deploy"),
+    ("memory", "how-to/capacity"),
     ("performance", "benchmarks"),
     ("is_skipped", "reference/api"),
 ]
