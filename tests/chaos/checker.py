@@ -114,7 +114,8 @@ def _revoked(records: Sequence[Record], found: Iterable[Body], ttl: float) -> se
         for body in found
         if any(
             body.begin <= stall.data["until"]
-            and stall.at - ttl <= lost_at <= stall.data["until"] + ttl
+            # A release may find it, up to a ttl after the end of the body.
+            and stall.at - ttl <= lost_at <= stall.data["until"] + 2 * ttl
             for stall in stalls
             for lost_at in [gone.get((body.lease, body.fence), inf)]
         )

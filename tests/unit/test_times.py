@@ -98,7 +98,10 @@ class Site:
         build_tracer(task.name, task, app=self.app)(request["id"], (), {}, request)
 
     def celerys(self, message: Any) -> tuple[float | None, float | None]:
-        """Seconds until eta and expires of a message, as its worker computes them."""
+        """Seconds until eta and expires of a message, as its worker computes them.
+
+        kombu reads the clock twice for it, some milliseconds apart on a busy machine.
+        """
         app, eta, expires = self.app, None, None
         request = Request(message, app=app, task=self.plain, utc=app.uses_utc_timezone())
         if request.eta:  # celery.worker.strategy
@@ -146,7 +149,9 @@ class TestAsAPlainWorker:
                 due, _ = here.celerys(here.message())
                 assert due is not None
                 here.task.apply_async((len(options),), **options)
-                assert here.ttl(Kind.CLAIM) == pytest.approx(UNIQUE_FOR + max(0.0, due)), options
+                assert here.ttl(Kind.CLAIM) == pytest.approx(UNIQUE_FOR + max(0.0, due), abs=0.1), (
+                    options
+                )
                 here.store.clock.advance(2 * UNIQUE_FOR)
 
     def test_a_claim_ends_when_its_message_expires(
@@ -158,7 +163,7 @@ class TestAsAPlainWorker:
                 _, ends = here.celerys(here.message())
                 assert ends is not None
                 here.task.apply_async(expires=expires)
-                assert here.ttl(Kind.CLAIM) == pytest.approx(max(0.0, ends), abs=0.01), expires
+                assert here.ttl(Kind.CLAIM) == pytest.approx(max(0.0, ends), abs=0.1), expires
                 here.store.clock.advance(2 * UNIQUE_FOR)
 
     def test_a_key_is_reserved_until_the_retry_is_due(
@@ -175,8 +180,10 @@ class TestAsAPlainWorker:
                 here.task.delay()
                 here.run(here.task, here.message())
                 due = max(0.0, due)
-                assert here.ttl(Kind.RESERVED) == pytest.approx(due + TTL), here.of_retry
-                assert here.ttl(Kind.CLAIM) == pytest.approx(UNIQUE_FOR + due), here.of_retry
+                assert here.ttl(Kind.RESERVED) == pytest.approx(due + TTL, abs=0.1), here.of_retry
+                assert here.ttl(Kind.CLAIM) == pytest.approx(UNIQUE_FOR + due, abs=0.1), (
+                    here.of_retry
+                )
                 here.store.clock.advance(2 * UNIQUE_FOR)
 
 
