@@ -22,6 +22,7 @@ from celery_singleton_lock.beat import entry as entries
 from celery_singleton_lock.beat.election import Election
 from celery_singleton_lock.beat.redbeat import LeaderRedBeatScheduler, RedBeatEntry
 from celery_singleton_lock.beat.scheduler import LeaderMixin, LeaderScheduler
+from celery_singleton_lock.core import observers
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.message.header import HEADER
 from tests.harness.processes import ROOT
@@ -92,7 +93,10 @@ def redbeat(redis_url: str) -> Iterator[LeaderRedBeatScheduler]:
 
 
 def sent(client: redis.Redis, beat: LeaderMixin, *tasks: str) -> dict[str, Any]:
-    """The headers of the first message of each task, when all ``tasks`` were sent."""
+    """The headers of the first message of each task, when all ``tasks`` were sent.
+
+    What was logged meanwhile has been written: a tick leaves it to a thread.
+    """
     found: dict[str, Any] = {}
     for _ in range(1000):
         beat.tick()
@@ -100,6 +104,7 @@ def sent(client: redis.Redis, beat: LeaderMixin, *tasks: str) -> dict[str, Any]:
             headers = json.loads(message)["headers"]
             found.setdefault(headers["task"], headers)
         if found.keys() >= {*tasks}:
+            observers.flush(30)
             return found
     raise AssertionError(f"sent: {[*found]}")
 
