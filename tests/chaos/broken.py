@@ -207,11 +207,6 @@ def _without_head_check() -> None:
     _edit(redis_scripts.QUEUE_ACQUIRE, b"not has_turn or ", b"")
 
 
-def _without_turns() -> None:
-    """A call begins before one that was called earlier, if both may run."""
-    _edit(redis_scripts.QUEUE_ACQUIRE, b"if call and self.is_new(call) then return false end", b"")
-
-
 def _without_rate() -> None:
     """A hundred times as many calls may start at once."""
     for script in redis_scripts.Script.known.copy().values():
@@ -268,7 +263,6 @@ BREAKAGES: dict[str, Callable[[], None]] = {
     "limit": _without_limit,
     "tasks-beside-hold": _without_tasks_beside_hold,
     "head-check": _without_head_check,
-    "turns": _without_turns,
     "rate": _without_rate,
     "message": _without_message,
     "looks": _without_looks,

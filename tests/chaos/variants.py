@@ -196,8 +196,10 @@ VARIANTS = (
     # A call that arrives without a place runs while the key is free for a moment: between two
     # bodies, and the shorter these are, the more often.
     _variant("no-head-check", Kind.ORDER, broken="head-check", mix={"queued": 1}, lengths=_SHORT),
-    # Of the calls that may run, any one begins.
-    _variant("no-turns", Kind.ORDER, broken="turns", mix={"queued_several": 1}, lengths=_SHORT),
+    # The same where several calls of a key may run: one begins in a slot that is free for a moment.
+    _variant(
+        "no-turns", Kind.ORDER, broken="head-check", mix={"queued_several": 1}, lengths=_SHORT
+    ),
     # A call that takes its place at a worker is dropped, as one that has ended.
     _variant(
         "absent-is-ended", Kind.JOB_LOST, broken="absent", mix={"queued": 1}, drains_after=8.0
