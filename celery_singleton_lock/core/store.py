@@ -255,8 +255,8 @@ class QueuedAcquire(Acquire):
     Attributes:
         late: Whether the call's messages are acknowledged late.
         most_begins: How often a run may begin by one message. None means without a limit.
-        asked: The nonces of earlier requests that had no reply, by this delivery or by one of which
-            it is a copy. No run began under a grant to them.
+        asked: The nonces of earlier requests that had no reply. This delivery sent them, or one
+            that was requeued as this one. No run began under a grant to them.
         rate: The rate of the key; None: it has none.
         limit: How many calls may run at a time; None: as many as there are ``slots``.
     """

@@ -310,7 +310,7 @@ def _in_queue(facts: Facts) -> _Verdict | None:
     if place.has_begun:
         return _left_place(place)
     holder = facts.others.get(place.key)
-    # A call behind others is published if the limit of the key lets it run beside them.
+    # A call behind others is published if the limit of the key lets them run at the same time.
     waits = holder is not None if place.position == 1 else place.state != "published"
     if waits or facts.pause_of(place.key) is not None:
         return _behind(facts, place, holder)

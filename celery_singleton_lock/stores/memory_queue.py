@@ -661,7 +661,7 @@ class MemoryCallQueue(CallQueue):
         return record.ttl if record is not None and record.kind is Kind.COOLING else 0.0
 
     def _hint(self, key: str, queue: _Queue, call: _Call, *, delay: float = 0.0) -> _Call | None:
-        """Hint a call if a slot is free, or reserved for it, or cools down for a minute at most."""
+        """Hint a call if a slot is free, reserved for it, or in a cooldown of at most a minute."""
         slots = self._slots(key, queue)
         held, cools = slots.of(call), 0.0 < self._cooling(key) <= _LONGEST_DELAY
         is_own = held is not None and held.kind is Kind.RESERVED

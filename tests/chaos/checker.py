@@ -15,7 +15,6 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from math import inf
 
 from tests.chaos.beats import wrong_ticks
 from tests.chaos.bodies import Body, bodies, by_key
@@ -96,8 +95,10 @@ def judge(
     )
 
 
-def _revoked(records: Sequence[Record], found: Iterable[Body], ttl: float) -> set[str]:
-    """The bodies whose lease etcd revoked although it was kept alive, by their runs.
+def _revoked(
+    records: Sequence[Record], found: Iterable[Body], ttl: float
+) -> dict[str, list[tuple[float, float]]]:
+    """From when to when etcd may have revoked leases although they were kept alive, by their runs.
 
     Until 3.4.30 and 3.5.12, a leader that has stood still has the leases revoked that it did not
     see renewed (etcd issue 15247). Such a body finds its lease gone at the next renewal, or the key
@@ -110,20 +111,21 @@ def _revoked(records: Sequence[Record], found: Iterable[Body], ttl: float) -> se
         if record.data.get("reason") in ("gone", "replaced")
     }
     return {
-        body.run
-        for body in found
-        if any(
-            body.begin <= stall.data["until"]
-            # A release may find it, up to a ttl after the end of the body.
-            and stall.at - ttl <= lost_at <= stall.data["until"] + 2 * ttl
+        body.run: [
+            (stall.at - ttl, stall.data["until"] + ttl)
             for stall in stalls
-            for lost_at in [gone.get((body.lease, body.fence), inf)]
-        )
+            if body.begin <= stall.data["until"] and stall.at - ttl <= lost_at
+        ]
+        for body in found
+        if (lost_at := gone.get((body.lease, body.fence))) is not None
     }
 
 
 def overlaps(
-    found: Iterable[Body], losses: Sequence[Record], revoked: Collection[str], excused: Counter[str]
+    found: Iterable[Body],
+    losses: Sequence[Record],
+    revoked: Mapping[str, Sequence[tuple[float, float]]],
+    excused: Counter[str],
 ) -> list[Violation]:
     """More bodies of one key with sections at the same time than may be; each group once."""
     violations = []
@@ -133,7 +135,8 @@ def overlaps(
             if any(_straddle(*pair, losses) for pair in combinations(group, 2)):
                 excused["overlaps across a loss of the store"] += 1
                 continue
-            if min(group, key=lambda body: body.begin).run in revoked:
+            times = revoked.get(min(group, key=lambda body: body.begin).run, ())
+            if any(earliest <= begin <= latest for earliest, latest in times):
                 excused[
                     "overlaps after etcd revoked a lease that was renewed (its issue 15247)"
                 ] += 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from tests.chaos.bodies import Body, by_key
 from tests.chaos.history import span
@@ -33,7 +34,9 @@ def wrong_turns(
     refused = {record.task_id for record in events(records, "unsent") if record.data["known"]}
     # The store may have granted the lease, and the message was requeued without a body.
     unanswered = {
-        record.task_id for record in events(records, "publishing") if record.data["copy"][1] > 0
+        record.task_id: record.at
+        for record in reversed(events(records, "publishing"))
+        if record.data["copy"][1] > 0
     }
     violations = []
 
@@ -55,7 +58,9 @@ def wrong_turns(
                 add(Kind.ORDER, [body], since, f"{body.name} began, and had been refused")
             if before is not body and body.task.endswith(f".{_EARLY}"):
                 add(Kind.RUN_AGAIN, [before, body], since, f"{body.name} began twice")
-            if body.limit > 1 and (before is not body or body.job in unanswered):
+            if body.limit > 1 and (
+                before is not body or unanswered.get(body.job, inf) < body.begin
+            ):
                 continue
             later = _first_later(body, first.values(), called)
             if later is not None:

@@ -169,10 +169,10 @@ def restarted(
     return story.add("emptied", 5, killed=3.0).add("skip", 60, task_id="other", pid=9)
 
 
-def revoked_by_etcd(reason: str = "gone", stalled: float = 1.4) -> Story:
+def revoked_by_etcd(reason: str = "gone", stalled: float = 1.4, told: float = 2.1) -> Story:
     """A former leader of etcd goes on, and has a lease revoked; the next body begins."""
     story = Story(ETCD).body("a", 1, 2, fence=5, error="LeaseInterrupt", lease="x")
-    story.add("lost", 2.1, task_id="x", fence=5, reason=reason)
+    story.add("lost", told, task_id="x", fence=5, reason=reason)
     story.body("b", 1.5, 1.8, fence=6, task="early")
     return story.add("stalled-leader", stalled, until=stalled + 0.3)
 
@@ -397,6 +397,7 @@ SOUND = {
     "a third body across a loss": limited((1, 9), (2, 9), (4, 5)).lost(3.5),
     "revoked by etcd": revoked_by_etcd(),
     "revoked by etcd, and taken": revoked_by_etcd(reason="replaced"),
+    "revoked by etcd, as its release found": revoked_by_etcd(reason="replaced", told=3.8),
     # Losses.
     "lost and told": told("lost"),
     "the store did not answer the release": told("release-failed", "release-failed"),
@@ -524,6 +525,7 @@ BROKEN: list[tuple[str, Kind, Story]] = [
     ("one more than the limit", Kind.OVERLAP, limited((1, 9), (2, 5), (4.9, 8))),
     ("three, and a loss before", Kind.OVERLAP, limited((1, 9), (2, 9), (4, 5)).lost(0.5)),
     ("etcd without a stall", Kind.OVERLAP, revoked_by_etcd(stalled=60)),
+    ("etcd long after a stall", Kind.OVERLAP, revoked_by_etcd(stalled=-0.9)),
     ("a lease that expired", Kind.OVERLAP, revoked_by_etcd(reason="expired")),
     ("not told", Kind.UNREPORTED, told()),
     ("told twice", Kind.UNREPORTED, told("lost", "lost")),

@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 
 from celery_singleton_lock.core.keyspace import Keyspace
@@ -29,6 +27,7 @@ from celery_singleton_lock.testing import ManualClock
 from example_project.private_server import PrivateServer
 from tests.contract.test_transitions import TOKENS, operations, outcome, state
 from tests.harness.keys import grow_old
+from tests.harness.machines import play
 
 
 class SideBySide(RuleBasedStateMachine):
@@ -71,18 +70,9 @@ class SideBySide(RuleBasedStateMachine):
 
 def run_side_by_side(machine: type[Any], server: PrivateServer, examples: int, steps: int) -> None:
     """Run a machine that has a ``store`` on the server, and a ``client`` of that."""
-    options = settings(
-        max_examples=examples,
-        stateful_step_count=steps,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.explicit, Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
     with closing(RedisStore(server.url())) as store, redis.Redis.from_url(server.url()) as client:
         on_server = type("OnThisServer", (machine,), {"store": store, "client": client})
-        run_state_machine_as_test(on_server, settings=options)
+        play(on_server, examples, steps, shrinks=False)
 
 
 @pytest.mark.parametrize(

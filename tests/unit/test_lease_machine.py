@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -18,7 +17,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from celery_singleton_lock.core import native_threads
@@ -41,6 +39,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import lease_of, new_token
 from tests.harness.flat_store import FlatStore
+from tests.harness.machines import play
 
 KEY = Keyspace("unit").lock("s", "k")
 HOLDER = Holder(task="app.sync", task_id="t")
@@ -49,18 +48,6 @@ TOKENS = st.builds(
 )
 TTLS = st.sampled_from((3.0, 6.0, 12.0))
 NUMBERS = st.integers(0, 2)
-
-
-def play(machine: Any, examples: int, steps: int) -> None:
-    options = settings(
-        max_examples=examples,
-        stateful_step_count=steps,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(machine, settings=options)
 
 
 AMOUNTS = [

@@ -16,7 +16,7 @@
 --   copies, begins              how often that message was published, and a run has begun by it
 --   begun, repeated             1 if a run has begun by any message of the call, if any was published twice
 --   late, nonce                 1 if acknowledged late; the nonce of the last begin of that attempt
---   at                          the server time in ms at which a sweep looks at it; 0, or absent: it waits for its turn
+--   at                          the server time in ms at which a sweep checks it; 0, or absent: it waits for its turn
 -- ended, the completion record of a call: '<nonce> <first> <hinted>'.
 --   nonce   of the delivery that ended the call
 --   first   the first attempt that is still accepted, or '-'
@@ -196,7 +196,7 @@ local function call_queue(key, slots, queue, calls, due)
     call.letter = 'h'
     self.look_in(call, 60000 * 4 ^ math.min(call.copies - 1, 6) + delay)
   end
-  -- A copy of the message of a call ends here. The call is looked at in ms; nil: it waits for its turn.
+  -- A copy of the message of a call ends here. A sweep checks the call in ms; nil: it waits for its turn.
   function self.consume(call, ms)
     if call.letter == 'h' then
       call.copies = math.max(call.copies - 1, 0)
@@ -205,7 +205,7 @@ local function call_queue(key, slots, queue, calls, due)
     if call.letter == 'w' then call.at = ms and now + ms or 0 end
     self.write(call)
   end
-  -- Hint a call if a slot is free, or reserved for it, or cools down. Its message is delayed by delay ms. Returns
+  -- Hint a call if a slot is free, reserved for it, or in cooldown. Its message is delayed by delay ms. Returns
   -- the call; nil: none is to be published.
   function self.hint(call, cools, delay)
     if not call then return nil end

@@ -17,7 +17,7 @@ if call and call.letter ~= 'x' then
     if why == 'perhaps' then call.repeated = '1' end
   end
   q.look_in(call, ms)
-  -- Its process may have died before it published the call that may begin beside its own.
+  -- Its process may have died before it published the next call that may run at the same time.
   local behind = why == 'returns' and q.limit > 1 and q.new_behind(id)
   if behind and behind.at > q.now + 1000 then q.look_in(behind, 1000) end
 elseif call then
