@@ -23,7 +23,7 @@ from .option_names import suggestion
 from .option_values import at_least, flag, require, seconds
 from .policy import APP_OPTIONS, MIN_TTL, Policy, check_option, merge, option
 from .stores import is_sentinel_url, is_store_url, with_tls
-from .stores.urls import check_url, masked, split_url, take_option
+from .stores.store_url import check_url, masked, split_url, take_option
 
 logger = logging.getLogger("celery_singleton_lock")
 

@@ -19,7 +19,7 @@ from ..stores.remedies import CORRUPT, SPACE
 from .context import Context, Findings, Server, error, note, ok, warning
 
 if TYPE_CHECKING:
-    from ..stores.urls import StoreUrl
+    from ..stores.store_url import StoreUrl
     from ..stores.zookeeper.sessions import Session
 
 # Seconds to wait for one reply of one member.

@@ -16,9 +16,9 @@ from ..stores.eviction import REMEDY, eviction_of, policy_of
 from ..stores.redis.cluster import Topology
 from ..stores.redis.connection import OPERATOR_TIMEOUT, Connections
 from ..stores.redis.sentinel import SentinelConnections
-from ..stores.redlock.url import read_nodes
+from ..stores.redlock.node_urls import read_nodes
 from ..stores.remedies import fault_of
-from ..stores.urls import Address, StoreUrl
+from ..stores.store_url import Address, StoreUrl
 from .context import Context, Findings, Server, error, note, ok, warning
 
 _OLDEST: Final = {"Redis": (6, 0), "Valkey": (7, 2), "etcd": (3, 4), "ZooKeeper": (3, 5)}

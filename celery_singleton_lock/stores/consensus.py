@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 from ..core.clock import Clock, SystemClock
 from ..core.lease import Lease
 from ..core.process import this_process
+from .store_url import StoreUrl
 from .transitions import Changes, Draft, Transition, TransitionStore
-from .urls import StoreUrl
 
 #: A key and its owner: the token of a lease or the task of a claim. Two acquires of one key may
 #: both lack a reply, and either may have been carried out. So each has a note of its own.

@@ -15,7 +15,7 @@ from ..core.clock import Clock, SystemClock
 from ..core.store import Store
 from ..errors import SettingsError
 from ..option_names import suggestion
-from .urls import servers_of, split_url
+from .store_url import servers_of, split_url
 
 _SINGLE: Final = ("redis", "rediss", "unix", "redis+socket", "valkey", "valkeys")
 _SENTINEL: Final = ("sentinel", "sentinels")

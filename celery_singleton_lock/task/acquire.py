@@ -29,7 +29,7 @@ from ..message.skipped import skipped_value
 from ..on_conflict import Wait
 from ..on_conflict.rule import Decision, Outcome
 from ..option_values import OnStoreError
-from . import claim as claims
+from . import claim_changes
 from .cancel_running import CancelRunningFeature
 from .conflict import decide, is_overtaken
 from .ending import leave_queue
@@ -229,7 +229,7 @@ def _request_of(run: TaskRun) -> Acquire:
     if delivery.options and "ttl" in delivery.options:
         request.holder.ttl = policy.ttl
     if run.claim is not None:
-        claims.prepare(run, run.claim, request)
+        claim_changes.prepare(run, run.claim, request)
     found = [make(run) for make in FEATURES]
     run.features = [feature for feature in found if feature is not None]
     for feature in run.features:
@@ -358,7 +358,7 @@ def _refuse(run: TaskRun, decision: Decision, refused: Refused) -> Any:
     if outcome is Outcome.DROP:
         run.emit(EventName.DROPPED, reason=decision.reason)
         if refused.relation is Relation.DONE:
-            claims.free_if_queued(run)
+            claim_changes.free_if_queued(run)
         raise Ignore
     _report_conflict(run, decision, refused)
     if run.delivery.queue is not None and outcome is not Outcome.REQUEUED:

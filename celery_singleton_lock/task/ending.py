@@ -16,7 +16,7 @@ from ..key_queue.run_part import leave
 from ..message.request_data import RequestData
 from ..message.times import seconds_until
 from ..run_feature import Ending
-from . import claim as claims
+from . import claim_changes
 from .requeue import mark, mark_done
 from .run_state import ReleasedEarly
 
@@ -33,7 +33,7 @@ def release(run: TaskRun, lease: Lease, state: str | None, retval: Any) -> None:
     except Exception:
         # Any exception is caught: a lease that is not released would be renewed endlessly.
         logger.exception("singleton: %s is released without a completion record", run.key)
-        request = Release.of(lease, claims.freed(run))
+        request = Release.of(lease, claim_changes.freed(run))
     if run.features:
         request = run.completed(request, ending_of(run, state, retval))
     if state is None or request.completion is not None or request.queued:
@@ -53,7 +53,7 @@ def final_release(run: TaskRun, lease: Lease, state: str | None, retval: Any) ->
     if isinstance(retval, Retry):
         due_in = retry_in(run, retval)
     if run.claim is not None:
-        claim = claims.after(run, run.claim, state, retval, due_in)
+        claim = claim_changes.after(run, run.claim, state, retval, due_in)
     if not is_done(run.task, state, retval):
         return Release.of(lease, claim)
     request = Release.of(lease, claim, min_hold=run.policy.min_hold)
@@ -74,7 +74,7 @@ def after_early_release(run: TaskRun, early: ReleasedEarly, state: str | None, r
     if early.leaves_claim:
         _change_claim_of_lost(run, state, retval)
     if run.acks_late and is_done(run.task, state, retval):
-        deleted = None if isinstance(retval, Retry) else claims.arguments_deleted(run)
+        deleted = None if isinstance(retval, Retry) else claim_changes.arguments_deleted(run)
         mark_done(run, deleted)
     for feature in run.features:
         feature.finished(ending_of(run, state, retval))
@@ -92,14 +92,14 @@ def without_lease(run: TaskRun, request: Acquire | None, state: str | None, retv
             # The retry of a task that is switched off is a plain message, without the claim.
             is_retry = isinstance(retval, Retry) and run.policy.enabled
             due_in = retry_in(run, retval) if is_retry else None
-            change = claims.after(run, run.claim, state, retval, due_in)
+            change = claim_changes.after(run, run.claim, state, retval, due_in)
         except Exception:
             logger.exception("singleton: the claim %s is freed", run.claim.key)
-            change = claims.freed(run)
+            change = claim_changes.freed(run)
     if request is not None:
         run.locker.undo(request)
     if change is not None:
-        claims.change(run, change)
+        claim_changes.change(run, change)
     if run.delivery.queue is not None and not run.eager:
         leave_queue(run, state, retval)
 
@@ -173,7 +173,7 @@ def _change_claim_of_lost(run: TaskRun, state: str | None, retval: Any) -> None:
     """
     assert run.claim is not None
     due_in = retry_in(run, retval) if isinstance(retval, Retry) else None
-    change = claims.after(run, run.claim, state, retval, due_in)
+    change = claim_changes.after(run, run.claim, state, retval, due_in)
     try:
         mark(run, CompletionState.WAITING, run.delivery.sequence, 0.0, change)
     except StoreError as exc:

@@ -21,7 +21,7 @@ from ..errors import SingletonLockError, StoreError
 from ..message.claim import Claim
 from ..message.copy import FOR_ANOTHER_WORKER, publish_copy, why_not
 from ..message.header import VERSION, Delivery
-from . import claim as claims
+from . import claim_changes
 from .run_state import FINISHED
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _publish_copy(run: TaskRun, copy: Delivery, delay: float, claim: Claim | Non
     if copy.newer is not None:
         return round(delay, 3)  # its sequence can't be read, so the copy has the same
     try:
-        queued = claims.queued(run, claim, delay) if claim else None
+        queued = claim_changes.queued(run, claim, delay) if claim else None
         mark(run, CompletionState.WAITING, copy.sequence, delay, queued)
     except StoreError:
         pass  # without the record, a redelivery of this message would be a second copy

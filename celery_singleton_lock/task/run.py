@@ -68,7 +68,7 @@ from ..option_values import OnLost, OnStoreError
 from ..policy import Policy
 from ..run_feature import Ending, Feature
 from ..runtime import WITHOUT_SERVER, Runtime
-from . import claim as claims
+from . import claim_changes
 from . import ending as endings
 from .acquire import acquire
 from .context import held_here, held_lease
@@ -251,7 +251,7 @@ class TaskRun:
         self.key_suffix = suffix = suffix_of(args, kwargs)
         self.key = keyspace.lock(task.singleton_scope, suffix or "")
         if policy.unique is not None and suffix is not None and self.claim is None:
-            self.claim = claims.taken_by_run(self)
+            self.claim = claim_changes.taken_by_run(self)
 
     # --- the body --------------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class TaskRun:
         # The messages that Celery publishes next must not conflict with this lease. Until they are
         # sent, the work is not done: meanwhile a completion record that expires makes the store
         # refuse duplicates.
-        claim = claims.freed(self, ended=not self.acks_late)
+        claim = claim_changes.freed(self, ended=not self.acks_late)
         release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
             release.completion, release.completion_ttl = CompletionState.FINISHING, self.policy.ttl
@@ -340,7 +340,8 @@ class TaskRun:
         goes_back = self._goes_back(self.request)
         retried = not goes_back and is_retried(self.task, error)
         # With acks_late, the message ends with the completion record "done".
-        claim = None if goes_back or retried else claims.freed(self, ended=not self.acks_late)
+        stays = goes_back or retried
+        claim = None if stays else claim_changes.freed(self, ended=not self.acks_late)
         leaves_claim = retried and self.claim is not None
         self._release_early(lease, Release.of(lease, claim), leaves_claim)
         if goes_back:
@@ -410,8 +411,8 @@ class TaskRun:
 
     def free_claim(self) -> None:
         """Free the claim of a message that ends without a lease."""
-        if (change := claims.freed(self, ended=True)) is not None:
-            claims.change(self, change)
+        if (change := claim_changes.freed(self, ended=True)) is not None:
+            claim_changes.change(self, change)
 
     def revoke(self, reason: str) -> None:
         """Store the result REVOKED."""
@@ -455,7 +456,7 @@ class TaskRun:
         Raises:
             Ignore: Always.
         """
-        claim = claims.freed(self, ended=True)
+        claim = claim_changes.freed(self, ended=True)
         if lease is not None:
             min_hold = self.policy.min_hold if began else 0.0
             release = Release.of(lease, claim, min_hold=min_hold)
@@ -464,7 +465,7 @@ class TaskRun:
                 release.completion_ttl = self.runtime.settings.completion_ttl
             self.send_release(lease, self.completed(release, Ending()))
         elif claim is not None:
-            claims.change(self, claim)
+            claim_changes.change(self, claim)
         self.state = FINISHED
         raise Ignore
 

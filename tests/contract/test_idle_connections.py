@@ -39,7 +39,7 @@ from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.scripts import pack
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, RedisWaitQueue
-from celery_singleton_lock.stores.urls import StoreUrl
+from celery_singleton_lock.stores.store_url import StoreUrl
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import LONG, PUBLISHER, new_claim
 from example_project.private_server import PrivateServer

@@ -18,7 +18,7 @@ from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.settings import read_settings
 from celery_singleton_lock.stores import open_store
-from celery_singleton_lock.stores.urls import masked
+from celery_singleton_lock.stores.store_url import masked
 
 #: What nothing may show; it has no letter that is quoted.
 WORD = "hunter2"
@@ -152,7 +152,7 @@ def test_the_zookeeper_client_logs_no_login_even_at_debug(
     sessions = pytest.importorskip("celery_singleton_lock.stores.zookeeper.sessions")
     from celery_singleton_lock.core import observers
     from celery_singleton_lock.core.clock import SystemClock
-    from celery_singleton_lock.stores.urls import StoreUrl
+    from celery_singleton_lock.stores.store_url import StoreUrl
 
     url = StoreUrl.parse(f"zk://u:{WORD}@127.0.0.1:1", port=2181)
     session = sessions.Session(url, 10.0, SystemClock())

@@ -16,7 +16,7 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.etcd.gateway import Gateway, LeaseGone
 from celery_singleton_lock.stores.etcd.store import EtcdStore
-from celery_singleton_lock.stores.urls import StoreUrl
+from celery_singleton_lock.stores.store_url import StoreUrl
 from celery_singleton_lock.testing.contract import ask, new_key, new_token
 from example_project.private_server import free_port
 

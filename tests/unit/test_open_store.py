@@ -16,7 +16,7 @@ from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.settings import read_settings
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.urls import StoreUrl, masked
+from celery_singleton_lock.stores.store_url import StoreUrl, masked
 from celery_singleton_lock.worker.bootstep import check_tasks
 
 

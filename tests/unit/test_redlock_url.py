@@ -10,9 +10,9 @@ from celery import Celery
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.settings import read_settings
 from celery_singleton_lock.stores import is_store_url, open_store
-from celery_singleton_lock.stores.redis.url import connection_options
+from celery_singleton_lock.stores.redis.connection_options import connection_options
 from celery_singleton_lock.stores.redlock.store import RedlockStore, read_nodes
-from celery_singleton_lock.stores.urls import StoreUrl, masked
+from celery_singleton_lock.stores.store_url import StoreUrl, masked
 
 THREE = "redlock://a:1,b:2,c:3/0"
 

@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.urls import StoreUrl
+from celery_singleton_lock.stores.store_url import StoreUrl
 from celery_singleton_lock.stores.zookeeper.ensemble import Ensemble
 from celery_singleton_lock.stores.zookeeper.sessions import Session
 from example_project.private_server import free_port

@@ -21,10 +21,10 @@ from celery_singleton_lock.on_conflict import OnConflict
 from celery_singleton_lock.settings import Settings, read_settings
 from celery_singleton_lock.stores import is_store_url, open_store
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.redis.connection_options import connection_url
 from celery_singleton_lock.stores.redis.sentinel import SentinelConnections
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.redis.url import connection_url
-from celery_singleton_lock.stores.urls import StoreUrl
+from celery_singleton_lock.stores.store_url import StoreUrl
 
 REDIS, OTHER = "redis://:secret@one:6379/1", "redis://two:6379/2"
 

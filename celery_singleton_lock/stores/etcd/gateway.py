@@ -37,7 +37,7 @@ from ...core.native_threads import SocketOwner
 from ...core.store import ConnectionWatch
 from ...errors import StoreError, StoreUnavailable
 from ..idle_connections import MAX_IDLE, IdleSweep
-from ..urls import StoreUrl
+from ..store_url import StoreUrl
 
 Body = Mapping[str, Any]
 Reply = dict[str, Any]

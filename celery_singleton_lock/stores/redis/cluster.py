@@ -60,7 +60,7 @@ from ...core.store import (
     Renewal,
 )
 from ...errors import SettingsError, StoreError, StoreUnavailable
-from ..urls import Address, StoreUrl
+from ..store_url import Address, StoreUrl
 from . import scripts
 from .async_release import PendingRelease, RedisAsyncReleases
 from .call_queue import RedisCallQueue

@@ -50,8 +50,9 @@ from ...core.native_threads import SocketOwner
 from ...core.store import ConnectionWatch
 from ...errors import SettingsError, StoreError, StoreUnavailable
 from ..idle_connections import MAX_IDLE, IdleSweep
-from ..urls import Address, StoreUrl
+from ..store_url import Address, StoreUrl
 from .async_release import PendingRelease
+from .connection_options import PORT, connection_options
 from .scripts import Command, pack
 from .server_errors import (
     is_denied,
@@ -61,7 +62,6 @@ from .server_errors import (
     is_without_password,
     own_error,
 )
-from .url import PORT, connection_options
 
 #: Seconds to wait for a reply to a request of the command line or the doctor. It may be long,
 #: because operators hold no lease meanwhile.

@@ -24,7 +24,7 @@ from typing import Any, Final
 import redis
 
 from ...errors import SettingsError, StoreError, StoreUnavailable
-from ..urls import StoreUrl
+from ..store_url import StoreUrl
 from .connection import Connections, read
 
 _PORT: Final = 26379

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...core.store import Capabilities, ConnectionWatch, Store
-from ..urls import StoreUrl
+from ..store_url import StoreUrl
 from .async_release import RedisAsyncReleases
 from .call_queue import RedisCallQueue
 from .claims import RedisArguments, RedisClaims

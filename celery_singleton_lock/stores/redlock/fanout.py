@@ -32,7 +32,7 @@ from ...errors import StoreError, StoreUnavailable
 from ..redis.replies import slot_or_refusal
 from ..redis.scripts import Command, release_command, with_source
 from ..redis.store import RedisStore
-from ..urls import StoreUrl
+from ..store_url import StoreUrl
 from . import votes
 from .votes import Poll
 

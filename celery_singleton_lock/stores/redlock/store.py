@@ -91,7 +91,7 @@ from ..eviction import risk
 from . import votes
 from .contest import Contest
 from .fanout import NODE_TIMEOUT, Fanout, Node
-from .url import read_nodes
+from .node_urls import read_nodes
 from .votes import Poll
 
 # A vote on a lease that stays split for more attempts may be split by holders, not by contenders.

@@ -26,8 +26,8 @@ from kazoo import exceptions as kazoo_errors
 
 from ...core.clock import Clock
 from ...errors import StoreError, StoreUnavailable
+from ..store_url import StoreUrl
 from ..transitions import Changes, Entry, format_value, parse_entry
-from ..urls import StoreUrl
 from .sessions import Session
 
 #: The number of buckets. With this many, the list of a bucket's names stays far below the limit of

@@ -43,7 +43,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 from ...core import observers
 from ...core.clock import Clock
 from ...errors import StoreError, StoreUnavailable
-from ..urls import StoreUrl
+from ..store_url import StoreUrl
 
 #: Options of the URL's query.
 OPTIONS: Final = frozenset({"ca", "cert", "key"})

@@ -1,7 +1,7 @@
 """The URL of a Redis server and the options of its connections, as redis-py reads them.
 
-redis-py's schemes are ``redis``, ``rediss`` and ``unix``. `stores.urls` splits a URL with several
-servers; `stores.open_store` decides by the scheme which store it names.
+redis-py's schemes are ``redis``, ``rediss`` and ``unix``. `stores.store_url` splits a URL with
+several servers; `stores.open_store` decides by the scheme which store it names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kombu.utils.imports import symbol_by_name
 from redis.connection import parse_url
 
 from ...option_names import suggestion
-from ..urls import Address, StoreUrl
+from ..store_url import Address, StoreUrl
 
 logger = logging.getLogger("celery_singleton_lock")
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from ...errors import SettingsError
 from ...option_values import seconds
-from ..urls import StoreUrl
+from ..store_url import StoreUrl
 
 _MIN_NODES: Final = 3
 _PORT: Final = 6379
