@@ -1,4 +1,7 @@
-"""`python -m tests.benchmarks queue`: calls of one key, one after another, and others meanwhile."""
+"""`python -m tests.benchmarks queue`: calls of one key in turn, and others meanwhile.
+
+With ``--limit N``, N of them at a time.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,7 @@ __all__ = ["Drain", "add_options", "as_table", "benchmark", "drain_of"]
 
 _PACKAGES: Final = ("celery-singleton-lock", "celery", "kombu", "redis")
 _APP: Final = "tests.benchmarks.queue_app"
-_LABELS: Final = {
-    "plain": "plain Celery, `-c 1`, which excludes by having one process (floor)",
-    "queue": '`on_conflict="queue"`, `-c 4`',
-    "wait": '`on_conflict="wait"`, `-c 4`',
-}
+_KINDS: Final = ("plain", "queue", "wait")
 _MILLI: Final = 1e3
 # Seconds that the first body takes, while the others are published.
 _GATE: Final = 2.0
@@ -65,9 +64,9 @@ class Drain:
     """What the calls of one key came to; seconds.
 
     Attributes:
-        took: From the end of the first body, while which all others were published, to the end of
-            the last. Nothing else runs.
-        p50, p99: From the end of a body to the begin of the next.
+        took: From the end of the first bodies, while which all others were published, to the end
+            of the last. Nothing else runs.
+        p50, p99: From the end of a body to the begin of the next one in its place.
         out_of_order: How many bodies began after one that was called later.
         others: The median, from the publication of a call of another key to its begin, during
             another drain.
@@ -86,48 +85,58 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of this benchmark."""
     parser.add_argument("--rounds", type=int, default=5, help="drains of each kind")
     parser.add_argument("--calls", type=int, default=300, help="of one drain")
+    parser.add_argument("--limit", type=int, default=1, help="of the key: so many at a time")
     parser.add_argument("--work", type=float, default=0.01, help="seconds of each body")
     parser.add_argument("--seed", type=int, help="of the order of the drains; printed")
     parser.add_argument(
-        "--only", action="append", choices=list(_LABELS), metavar="KIND", help="may be repeated"
+        "--only", action="append", choices=_KINDS, metavar="KIND", help="may be repeated"
     )
     parser.add_argument("--save", action="store_true", help="write docs/dev/benchmarks.md")
 
 
 def benchmark(options: argparse.Namespace) -> None:
     """Run it; the table goes to standard output, and with ``--save`` into the docs."""
-    seed, kinds = seeded(options.seed), options.only or list(_LABELS)
+    seed, kinds, limit = seeded(options.seed), options.only or _KINDS, options.limit
     how = (
         f"{options.rounds} drains of each, of {options.calls} calls of one key with bodies of "
-        f"{options.work * _MILLI:g} ms; seed {seed}"
+        f"{options.work * _MILLI:g} ms, {limit} at a time; seed {seed}"
     )
     about = conditions(_PACKAGES, how)
     order = random.Random(seed)
     found: dict[str, list[Drain]] = {kind: [] for kind in kinds}
-    with _stage(kinds) as stage:
+    with _stage(kinds, limit) as stage:
         for kind in kinds:
             stage.drain(kind, 20, options.work)  # caches and connections
         for _ in range(options.rounds):
             for kind in order.sample(kinds, len(kinds)):
                 found[kind].append(stage.drain(kind, options.calls, options.work))
                 print(f"{kind}: {found[kind][-1]}", flush=True)
-    table = as_table(found)
+    labels = {
+        "plain": f"plain Celery, `-c {limit}`, which excludes by its number of processes (floor)",
+        "queue": f'`on_conflict="queue"`, `-c {limit + 3}`',
+        "wait": f'`on_conflict="wait"`, `-c {limit + 3}`',
+    }
+    table = as_table(found, labels)
     print(f"\n{table}")
-    if options.save:
-        publish("queue", f"{table}\n{about}\n", _chart(found))
+    if options.save and limit == 1:
+        publish("queue", f"{table}\n{about}\n", _chart(found, labels))
+    elif options.save:
+        publish("limit", f"{table}\n{about}\n")
 
 
-def drain_of(marks: Sequence[Mark], **beside: float) -> Drain:
-    """What the bodies of one key came to, of which the first (number 0) was the gate.
+def drain_of(marks: Sequence[Mark], *, limit: int = 1, **beside: float) -> Drain:
+    """What the bodies of one key came to, of which the first ones (``limit``) were the gates.
 
     Args:
         marks: Their marks.
+        limit: So many ran at a time.
         beside: The fields about calls of other keys.
     """
     bodies = sorted(marks, key=lambda mark: mark.began)
-    gaps = sorted(two.began - one.ended for one, two in pairwise(bodies))
+    ends = sorted(mark.ended for mark in marks)
+    gaps = sorted(two.began - end for end, two in zip(ends, bodies[limit:], strict=False))
     return Drain(
-        took=bodies[-1].ended - bodies[0].ended,
+        took=ends[-1] - ends[limit - 1],
         p50=median(gaps),
         p99=gaps[min(len(gaps) - 1, round(0.99 * len(gaps)))],
         out_of_order=sum(two.number < one.number for one, two in pairwise(bodies)),
@@ -135,7 +144,7 @@ def drain_of(marks: Sequence[Mark], **beside: float) -> Drain:
     )
 
 
-def as_table(found: Mapping[str, Sequence[Drain]]) -> str:
+def as_table(found: Mapping[str, Sequence[Drain]], labels: Mapping[str, str]) -> str:
     """Markdown: a row for each kind, with the median of its drains."""
     rows = [
         "| | drained in, s | of the floor | end to next begin p50, ms | p99, ms | out of order "
@@ -153,7 +162,7 @@ def as_table(found: Mapping[str, Sequence[Drain]]) -> str:
             f"{median(one.others for one in drains) * _MILLI:.1f}".replace("nan", ""),
             str(spread([one.others / one.others_alone for one in drains])).partition("nan")[0],
         ]
-        rows.append(f"| {_LABELS[kind]} | {' | '.join(cells)} |")
+        rows.append(f"| {labels[kind]} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
@@ -166,12 +175,12 @@ def _ratio(found: Mapping[str, Sequence[Drain]], kind: str) -> Spread | None:
     return spread([one.took / floor.took for one, floor in pairs])
 
 
-def _chart(found: Mapping[str, Sequence[Drain]]) -> Chart:
+def _chart(found: Mapping[str, Sequence[Drain]], labels: Mapping[str, str]) -> Chart:
     bars = []
     for kind in found:
         ratio = _ratio(found, kind)
         if ratio is not None:
-            bars.append(Bar(_LABELS[kind].replace("`", ""), ratio, ours=kind == "queue"))
+            bars.append(Bar(labels[kind].replace("`", ""), ratio, ours=kind == "queue"))
     title = "Calls of one key, one after another: until the last has ended"
     return Chart("queue", title, "times the floor", bars)
 
@@ -179,28 +188,30 @@ def _chart(found: Mapping[str, Sequence[Drain]]) -> Chart:
 class _Stage:
     """A worker for each kind, and the file in which their bodies leave marks."""
 
-    def __init__(self, module: ModuleType, marks: Path) -> None:
-        self._app, self._marks = module.app, marks
+    def __init__(self, module: ModuleType, marks: Path, limit: int) -> None:
+        self._app, self._marks, self._limit = module.app, marks, limit
         self._keys = count()
 
     def drain(self, kind: str, calls: int, work: float) -> Drain:
         """Two drains of one key: with nothing else, and beside calls of other keys."""
         os.truncate(self._marks, 0)
         marks = self._drained(kind, calls, work)
-        if kind == "plain":  # one process, which is busy; no call waits
-            return drain_of(marks, others=float("nan"), others_alone=float("nan"))
+        if kind == "plain":  # its processes are busy: no call overtakes
+            nan = float("nan")
+            return drain_of(marks, limit=self._limit, others=nan, others_alone=nan)
         alone = self._others(kind, lambda: time.sleep(40 * _PROBE_EVERY))
         others = self._others(kind, lambda: self._drained(kind, calls, work))
-        return drain_of(marks, others=others, others_alone=alone)
+        return drain_of(marks, limit=self._limit, others=others, others_alone=alone)
 
     def _drained(self, kind: str, calls: int, work: float) -> list[Mark]:
-        """Publish calls of one key while its first body runs; the marks, when all have run."""
+        """Publish calls of one key while its first bodies run; the marks, when all have run."""
         key = f"{kind}-{next(self._keys)}"
-        self._call(kind, key, 0, _GATE)
-        for number in range(1, calls + 1):
+        for number in range(self._limit):
+            self._call(kind, key, number, _GATE)
+        for number in range(self._limit, calls + self._limit):
             self._call(kind, key, number, work)
         deadline = time.monotonic() + _PATIENCE
-        while len(marks := self._of(key)) <= calls:
+        while len(marks := self._of(key)) < calls + self._limit:
             assert time.monotonic() < deadline, f"{kind}: {len(marks)} of {calls} have run"
             time.sleep(_POLL_EVERY)
         return marks
@@ -235,12 +246,17 @@ class _Stage:
 
 
 @contextmanager
-def _stage(kinds: Sequence[str]) -> Iterator[_Stage]:
+def _stage(kinds: Sequence[str], limit: int) -> Iterator[_Stage]:
     with ExitStack() as stack:
         broker, locks = (stack.enter_context(PrivateServer(binary=find_binary())) for _ in range(2))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         marks = folder / "marks"
-        environment = {"BROKER_URL": broker.url(), "LOCK_URL": locks.url(), "MARKS": str(marks)}
+        environment = {
+            "BROKER_URL": broker.url(),
+            "LOCK_URL": locks.url(),
+            "MARKS": str(marks),
+            "LIMIT": str(limit),
+        }
         module = stack.enter_context(fresh_module(_APP, {**os.environ, **environment}))
         workers = []
         for kind in kinds:
@@ -257,4 +273,4 @@ def _stage(kinds: Sequence[str]) -> Iterator[_Stage]:
             worker.start()
         for worker in workers:
             worker.wait_until_ready()
-        yield _Stage(module, marks)
+        yield _Stage(module, marks, limit)

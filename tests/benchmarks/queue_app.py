@@ -1,7 +1,7 @@
 """One body under each way of running calls of a key one after another.
 
 The environment: BROKER_URL, also of the results; LOCK_URL, a server of its own; MARKS, the file to
-which each body appends a line.
+which each body appends a line; LIMIT, of a key.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from celery_singleton_lock import OnConflict, singleton_task
 
 __all__ = ["CONCURRENCY", "KINDS", "app"]
 
+_LIMIT = int(os.environ["LIMIT"])
 #: The pool processes of the worker of each kind.
-CONCURRENCY: Final = {"plain": 1, "queue": 4, "wait": 4}
+CONCURRENCY: Final = {"plain": _LIMIT, "queue": _LIMIT + 3, "wait": _LIMIT + 3}
 #: The names of the tasks and of their queues, and their policies.
 KINDS: Final[dict[str, Any]] = {
     "plain": None,
@@ -49,4 +50,4 @@ for _name, _policy in KINDS.items():
     if _policy is None:
         app.task(name=_name)(work)
     else:
-        singleton_task(app=app, name=_name, key="{key}", on_conflict=_policy)(work)
+        singleton_task(app=app, name=_name, key="{key}", limit=_LIMIT, on_conflict=_policy)(work)
