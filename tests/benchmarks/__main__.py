@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any, Final
 
-from tests.benchmarks import instructions, publishing, queue, stores
+from tests.benchmarks import instructions, publishing, queue, rate, stores
 from tests.benchmarks.worker import command as worker
 
 _BENCHMARKS: Final[dict[str, Any]] = {
@@ -14,6 +14,7 @@ _BENCHMARKS: Final[dict[str, Any]] = {
     "worker": worker,
     "publishing": publishing,
     "queue": queue,
+    "rate": rate,
     "instructions": instructions,
 }
 

@@ -15,6 +15,7 @@ from tests.benchmarks.publishing import CONTENDERS as PUBLISHERS
 from tests.benchmarks.publishing import PLAIN
 from tests.benchmarks.publishing import as_table as publishing_table
 from tests.benchmarks.queue import Mark, drain_of
+from tests.benchmarks.rate import starts_of
 from tests.benchmarks.samples import Spread, estimate, ratios, spread
 from tests.benchmarks.worker.contenders import CELERY, CONTENDERS
 from tests.benchmarks.worker.report import Block, Course, as_table, pace
@@ -80,6 +81,13 @@ def test_a_drain_begins_with_the_end_of_its_gate() -> None:
     found = drain_of(marks, others=1.0, others_alone=1.0)
     assert [round(one, 3) for one in (found.took, found.p50, found.p99)] == [0.7, 0.1, 0.2]
     assert found.out_of_order == 1
+
+
+def test_a_start_is_due_an_interval_after_the_one_before() -> None:
+    found = starts_of({"k": [(0, 1.0), (2, 1.1), (1, 1.5)], "other": [(0, 2.0), (1, 2.25)]}, 5)
+    assert (found.early, found.overtaken) == (1, 1)
+    assert [round(one, 2) for one in found.late] == [-0.1, 0.05, 0.2]
+    assert found.pace == 4.0
 
 
 def test_a_path_may_take_a_tenth_more_instructions_than_are_published() -> None:
