@@ -81,7 +81,7 @@ def check_leases(context: Context) -> Findings:
     # It comes last, because an error of the store ends this check.
     if context.store.wait_queue is not None:
         yield check_waiting(context, context.store.wait_queue)
-    if context.store.call_queue is not None and context.queue_tasks:
+    if context.store.call_queue is not None:
         yield from check_queue_rights(context, context.store.call_queue)
 
 

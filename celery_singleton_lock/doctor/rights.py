@@ -44,14 +44,17 @@ def check_waiting(context: Context, queue: WaitQueue) -> Finding:
 
 
 def check_queue_rights(context: Context, queue: CallQueue) -> Findings:
-    """Whether the login has the rights for the queues of keys, if a task has one."""
+    """Whether the login has the rights for the queues of keys, in which paused calls wait too."""
     missing = queue.missing_rights(context.runtime.keyspace.lock(SCOPE, secrets.token_hex(8)))
-    if missing:
-        text = (
-            f'the login may not use {", ".join(missing)}: calls with on_conflict="queue" are '
-            f"refused: {context.queue_tasks}"
-        )
-        yield error("rights", text, _granting(missing))
+    if not missing:
+        return
+    lacks = f"the login may not use {', '.join(missing)}"
+    if context.queue_tasks:
+        text = f'{lacks}: calls with on_conflict="queue" are refused, or never start'
+        yield error("rights", f"{text}: {context.queue_tasks}", _granting(missing))
+    else:
+        text = f"{lacks}: a paused call is requeued, or doesn't start when the pause ends"
+        yield note("rights", text, _granting(missing))
 
 
 def _granting(commands: Sequence[str]) -> str:

@@ -38,6 +38,7 @@ from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
 from tests.harness.keys import EVERY_NAME, LOCKING, name_in_store
 from tests.harness.processes import ROOT
+from tests.unit.test_documented_rights import QUEUES
 
 from .doctor_apps import app_on, findings, found, severities
 
@@ -186,7 +187,7 @@ def test_the_basic_rights_that_a_login_lacks_are_named_and_suffice_when_granted(
         name = right.strip("+~")
         assert (name if right.startswith("~") else name.upper()) in finding.text
     raw.execute_command("ACL", "SETUSER", "few", *grants.split())
-    assert found(app, "rights") == []
+    assert [one.severity for one in found(app, "rights")] == [Severity.NOTE]  # of pauses
     assert raw.keys(f"{EVERY_NAME}singleton-doctor*") == []
 
 
@@ -213,9 +214,8 @@ def test_rights_that_the_queue_of_a_key_lacks_are_an_error_that_names_them(
     (finding,) = found(app, "rights")
     assert finding.severity is Severity.ERROR
     assert "checked.work" in finding.text
-    lacking = "+zcount +zrem +exists +zcard +zrange +zrangebyscore +zrank,"
-    assert lacking in finding.remedy
     rights = re.findall(r"\+\w+", finding.remedy)
+    assert {right[1:].upper() for right in rights} == QUEUES - {"ZADD"}
     assert raw.keys(f"{EVERY_NAME}singleton-doctor*") == []
     raw.execute_command("ACL", "SETUSER", "locks", *rights)
     assert found(app, "rights") == []
@@ -235,6 +235,18 @@ def test_the_rights_of_the_page_suffice_in_a_database_of_its_own(
     found_here = severities(app)
     assert Severity.ERROR not in found_here.values()
     assert (found_here["reachability"], found_here["waiting"]) == (Severity.OK, Severity.OK)
+    assert "rights" not in found_here
+    raw.execute_command("ACL", "SETUSER", "locks", "-zscore")
+    assert severities(app)["rights"] is Severity.ERROR
+
+
+def test_rights_that_a_pause_lacks_are_a_note(server: PrivateServer, raw: Any) -> None:
+    raw.execute_command("ACL", "SETUSER", "locks", "on", ">pw", *LEAST_RIGHTS)
+    app = app_on(server.url())
+    app.conf.singleton_lock_url = server.url().replace("redis://", "redis://locks:pw@")
+    (finding,) = found(app, "rights")
+    assert finding.severity is Severity.NOTE
+    assert "a paused call" in finding.text
 
 
 def test_a_store_that_is_away_is_an_error() -> None:

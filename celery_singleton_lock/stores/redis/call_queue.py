@@ -171,6 +171,7 @@ class RedisCallQueue(CallQueue):
             ("ZRANGE", queue, 0, 0),
             ("ZRANGEBYSCORE", queue, 0, 0),
             ("ZRANK", queue, "you"),
+            ("ZSCORE", queue, "you"),
         )
 
 
