@@ -6,6 +6,7 @@ when, and by which process, they were sent.
 
 from __future__ import annotations
 
+import dbm
 import json
 import sys
 import time
@@ -159,6 +160,9 @@ def test_a_beat_whose_schedule_file_is_overwritten_takes_over_all_the_same(
     [leader] = beats.add(1)
     [standby] = beats.add(1, schedule=tmp_path / "schedule")
     ticks.wait_for(2)
+    # From Python 3.13 on, it is SQLite: another beat overwrites nothing.
+    if dbm.whichdb(tmp_path / "schedule") != "dbm.dumb":
+        pytest.skip("the dbm of this Python isn't overwritten by another beat")
     for file in tmp_path.glob("schedule*"):
         file.write_bytes(b"")
     beats.kill(leader)
