@@ -505,7 +505,8 @@ def check_min_replicas(context: Context) -> Findings:
                 "min-replicas",
                 "min-replicas-to-write is not set: a master that is cut off from all others goes "
                 "on granting to clients that reach it, until it is demoted",
-                "min-replicas-to-write 1, min-replicas-max-lag 3, and the fence for what matters",
+                "set min-replicas-to-write 1 and min-replicas-max-lag 3, and let your database "
+                "check fencing tokens",
             )
         # Since 7.0 a script that writes is refused as a command is. Valkey began after it.
         elif master.product == "Redis" and _numbers(master.version) < (7, 0):
@@ -513,7 +514,7 @@ def check_min_replicas(context: Context) -> Findings:
                 "min-replicas",
                 f"Redis {master.version} does not apply min-replicas-to-write to scripts, and "
                 "scripts grant the leases",
-                "Redis 7.0 or newer, or Valkey, and the fence for what matters",
+                "use Redis 7.0 or newer, or Valkey, and let your database check fencing tokens",
             )
 
 
