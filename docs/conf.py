@@ -16,7 +16,7 @@ project = "celery-singleton-lock"
 author = "the celery-singleton-lock authors"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 # Pages for contributors are read in the repository.
 exclude_patterns = ["benchmarks/*.json", "dev"]
 myst_heading_anchors = 4
@@ -91,13 +91,6 @@ def _finish(app: Any, page: str, template: str, context: dict[str, Any], doctree
         context["body"] = breakable(context["body"])
 
 
-def _mark_options(app: Any, command: Any, lines: list[str]) -> None:
-    """Options in the help of a command are code, or their two hyphens would become a dash."""
-    lines[:] = [
-        line if line.startswith("..") else _OPTION.sub(r"``\g<0>``", line) for line in lines
-    ]
-
-
 def _link_pictures(app: Any, doctree: Any) -> None:
     """Sphinx links pictures that have a width to their files, which show them in full."""
     for picture in doctree.findall(nodes.image):
@@ -112,5 +105,3 @@ def setup(app: Any) -> None:
     app.connect("source-read", _read)
     app.connect("doctree-read", _link_pictures)
     app.connect("html-page-context", _finish)
-    app.connect("sphinx-click-process-description", _mark_options)
-    app.connect("sphinx-click-process-options", _mark_options)
