@@ -8,25 +8,22 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from statistics import median
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
-from example_project.private_server import PrivateServer, find_binary
 from tests.benchmarks.machine import conditions, seeded
 from tests.benchmarks.plots import Bar, Chart
 from tests.benchmarks.publication import publish
+from tests.benchmarks.real_workers import running
 from tests.benchmarks.samples import Spread, spread
-from tests.harness.app_module import fresh_module
-from tests.harness.worker import CeleryWorker
 
 __all__ = ["Drain", "add_options", "as_table", "benchmark", "drain_of"]
 
@@ -104,7 +101,9 @@ def benchmark(options: argparse.Namespace) -> None:
     about = conditions(_PACKAGES, how)
     order = random.Random(seed)
     found: dict[str, list[Drain]] = {kind: [] for kind in kinds}
-    with _stage(kinds, limit) as stage:
+    workers = partial(_workers, kinds)
+    with running(_APP, workers, LIMIT=str(limit)) as run:
+        stage = _Stage(run.app, run.marks, limit)
         for kind in kinds:
             stage.drain(kind, 20, options.work)  # caches and connections
         for _ in range(options.rounds):
@@ -188,8 +187,8 @@ def _chart(found: Mapping[str, Sequence[Drain]], labels: Mapping[str, str]) -> C
 class _Stage:
     """A worker for each kind, and the file in which their bodies leave marks."""
 
-    def __init__(self, module: ModuleType, marks: Path, limit: int) -> None:
-        self._app, self._marks, self._limit = module.app, marks, limit
+    def __init__(self, app: Any, marks: Path, limit: int) -> None:
+        self._app, self._marks, self._limit = app, marks, limit
         self._keys = count()
 
     def drain(self, kind: str, calls: int, work: float) -> Drain:
@@ -245,32 +244,6 @@ class _Stage:
         return [Mark.of(line) for line in self._marks.read_text().splitlines()]
 
 
-@contextmanager
-def _stage(kinds: Sequence[str], limit: int) -> Iterator[_Stage]:
-    with ExitStack() as stack:
-        broker, locks = (stack.enter_context(PrivateServer(binary=find_binary())) for _ in range(2))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        marks = folder / "marks"
-        environment = {
-            "BROKER_URL": broker.url(),
-            "LOCK_URL": locks.url(),
-            "MARKS": str(marks),
-            "LIMIT": str(limit),
-        }
-        module = stack.enter_context(fresh_module(_APP, {**os.environ, **environment}))
-        workers = []
-        for kind in kinds:
-            worker = CeleryWorker(
-                _APP,
-                concurrency=module.CONCURRENCY[kind],
-                queues=[kind],
-                env=environment,
-                args=["--without-heartbeat"],
-                loglevel="INFO",
-            )
-            stack.callback(worker.end)
-            workers.append(worker)
-            worker.start()
-        for worker in workers:
-            worker.wait_until_ready()
-        yield _Stage(module, marks, limit)
+def _workers(kinds: Sequence[str], module: ModuleType) -> Iterator[tuple[int, list[str]]]:
+    """One for each kind."""
+    return ((module.CONCURRENCY[kind], [kind]) for kind in kinds)

@@ -10,16 +10,16 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from statistics import median
+from types import ModuleType
 from typing import Any, Final
 
 import redis
@@ -31,14 +31,14 @@ from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.rate import Rate
 from celery_singleton_lock.core.store import Acquire, Granted, Release, rated
 from example_project.private_server import PrivateServer, find_binary
-from tests.benchmarks.contest import Contender, Result, Role, run
+from tests.benchmarks.contest import Contender, Result, Role
+from tests.benchmarks.contest import run as measured
 from tests.benchmarks.machine import conditions, seeded
 from tests.benchmarks.publication import publish
+from tests.benchmarks.real_workers import Running, running
 from tests.benchmarks.samples import in_micros, spread
 from tests.costs.instructions import least
 from tests.costs.site import open_site
-from tests.harness.app_module import fresh_module
-from tests.harness.worker import CeleryWorker
 
 __all__ = ["Starts", "add_options", "benchmark", "starts_of"]
 
@@ -101,7 +101,7 @@ def benchmark(options: argparse.Namespace) -> None:
 def _checks(rounds: int, block: float, order: random.Random) -> str:
     with PrivateServer(binary=find_binary()) as server, _contenders(server.url()) as contenders:
         counts = {one.name: least(partial(one.cycle, 0)).total for one in contenders}
-        result: Result = run(contenders, rounds=rounds, block=block, order=order)
+        result: Result = measured(contenders, rounds=rounds, block=block, order=order)
     rows = ["| what | p50 [p25 .. p75], µs | instructions |", "|---|---:|---:|"]
     for name in counts:
         seconds = spread([one for its in result.seconds[name] for one in its])
@@ -192,14 +192,15 @@ def _starts(keys: int, calls: int, rate: int) -> str:
         "| late p50, ms | p99, ms |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    with _stage(rate) as (app, marks, received):
+    with running(_APP, _workers, RATE=str(rate)) as run:
+        app, marks = run.app, run.marks
         for kind in ("ours", "by hand"):
             os.truncate(marks, 0)
-            before = received()
+            before = _received(run)
             _publish(app, kind, keys, calls)
             began = _wait_for(marks, kind.replace(" ", "-"), keys * calls)
             found = starts_of(began, rate)
-            messages = (received() - before) / (keys * calls)
+            messages = (_received(run) - before) / (keys * calls)
             cells = [found.early, found.overtaken, f"{messages:.2f}", f"{found.pace:.2f}"]
             late = _late(found.late) if kind == "ours" else ["", ""]
             rows.append(f"| {kind} | {' | '.join(map(str, [*cells, *late]))} |")
@@ -250,36 +251,10 @@ def _wait_for(marks: Path, kind: str, total: int) -> dict[str, list[tuple[int, f
     return began
 
 
-@contextmanager
-def _stage(rate: int) -> Iterator[tuple[Any, Path, Callable[[], int]]]:
-    """The app, the file of the marks, and how many messages the workers have received."""
-    with ExitStack() as stack:
-        broker, locks = (stack.enter_context(PrivateServer(binary=find_binary())) for _ in range(2))
-        marks = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "marks"
-        environment = {
-            "BROKER_URL": broker.url(),
-            "LOCK_URL": locks.url(),
-            "MARKS": str(marks),
-            "RATE": str(rate),
-        }
-        module = stack.enter_context(fresh_module(_APP, {**os.environ, **environment}))
-        workers = []
-        for _ in range(_WORKERS):
-            worker = CeleryWorker(
-                _APP,
-                concurrency=_PROCESSES,
-                queues=list(module.KINDS),
-                env=environment,
-                args=["--without-heartbeat"],
-                loglevel="INFO",
-            )
-            stack.callback(worker.end)
-            workers.append(worker)
-            worker.start()
-        for worker in workers:
-            worker.wait_until_ready()
+def _workers(module: ModuleType) -> list[tuple[int, list[str]]]:
+    return [(_PROCESSES, list(module.KINDS))] * _WORKERS
 
-        def received() -> int:
-            return sum("] received" in line for worker in workers for line in worker.lines)
 
-        yield module.app, marks, received
+def _received(run: Running) -> int:
+    """How many messages the workers have received."""
+    return sum("] received" in line for worker in run.workers for line in worker.lines)

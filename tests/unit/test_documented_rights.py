@@ -26,6 +26,12 @@ LOCKS, WAITING, QUEUES = (
 _BESIDES: Final = {"MGET", "RPUSH"}
 
 
+def test_the_command_for_all_rights_grants_those_of_each_line() -> None:
+    [command] = re.findall(r"^redis-cli ACL SETUSER (?:.*\\\n)*.*$", _PAGE, re.MULTILINE)
+    granted = {right.upper() for right in re.findall(r"\+(\w+)", command)}
+    assert granted >= LOCKS | WAITING | QUEUES
+
+
 @pytest.mark.parametrize("script", _SCRIPTS)
 def test_the_page_grants_the_commands_of_a_script(script: scripts.Script) -> None:
     commands = set(re.findall(r"\b(?:call|pcall|get)\('([A-Z]+)'", script.source.decode()))
