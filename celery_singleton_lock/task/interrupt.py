@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # see Body.run
 import ctypes
+import gc
 import signal
 import sys
 import threading
@@ -166,7 +167,7 @@ class Body:
     def _raise_on_thread(self) -> None:
         """Interrupt a body on another thread than the main one. Called on any thread."""
         with self._guard:
-            loop = _running_loop(sys._current_frames().get(self._thread), self)
+            loop = _running_loop(_frame_of(self._thread), self)
             if (loop is None or not self._request(loop)) and self._observe():
                 _set_async_exception(self._thread, LoopInterrupt if loop else LeaseInterrupt)
 
@@ -281,6 +282,22 @@ def _catch_unraisable() -> None:
                 body.was_swallowed()
 
     sys.unraisablehook = hook
+
+
+def _frame_of(ident: int) -> FrameType | None:
+    """The innermost frame of a thread.
+
+    Before Python 3.11.9, the collector may run within `sys._current_frames`, which holds a lock of
+    the interpreter. If a finalizer then lets another thread run, and that thread starts or ends,
+    all threads of the process hang (python/cpython#106883).
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(ident)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _running_loop(frame: FrameType | None, body: Body) -> AbstractEventLoop | None:

@@ -454,6 +454,38 @@ def test_an_event_loop_is_ended_with_all_its_tasks(
     assert group == "TaskGroup" or loop.cleaned == TASKS
 
 
+def test_the_collector_does_not_run_while_a_frame_is_looked_up() -> None:
+    """Before Python 3.11.9 that hangs the process, within a second here."""
+    code = """
+        import gc, os, threading, time
+        from celery_singleton_lock.task.interrupt import _frame_of
+
+        class Litter:
+            def __init__(self): self.itself = self
+            def __del__(self): time.sleep(0.0005)  # lets another thread run, as logging does
+
+        def start_threads():
+            while True:
+                thread = threading.Thread(target=int)
+                thread.start()
+                thread.join()
+
+        for _ in range(30):
+            threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+        threading.Thread(target=start_threads, daemon=True).start()
+        gc.set_threshold(5)
+        for _ in range(2000):
+            Litter(), Litter(), Litter()
+            assert _frame_of(threading.get_ident()) is not None
+        assert gc.isenabled()
+        gc.disable()
+        _frame_of(0)
+        assert not gc.isenabled()
+        os._exit(0)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+
+
 @ON_ANY_THREAD
 def test_a_coroutine_that_does_not_yield_ends_its_event_loop(thread: str) -> None:
     started, cancelled = threading.Event(), []
