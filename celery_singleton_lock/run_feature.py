@@ -94,8 +94,8 @@ class Feature:
         """Complete the first request for the lease. Returns the request."""
         return request
 
-    def answer(self, request: Acquire) -> Refused | None:
-        """Refuse the call in place of the store; None: the store is asked for the lease.
+    def before_asking(self, request: Acquire) -> Refused | None:
+        """The store is about to be asked for the lease. Returns a refusal in its place, or None.
 
         Raises:
             StoreError: The store did not answer.

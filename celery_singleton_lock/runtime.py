@@ -218,12 +218,12 @@ class Runtime:
     def flush(self) -> None:
         """Wait a moment for the requests that are repeated until the store answers."""
         if self._locker is not None:
-            self._locker.queue.flush()
+            self._locker.retry_queue.flush()
 
     def end(self) -> None:
         """As :meth:`flush`, and give up the requests that are left: this process ends."""
         if self._locker is not None:
-            self._locker.queue.end()
+            self._locker.retry_queue.end()
 
     def close(self) -> None:
         """End the threads and close the connections, if there are any. The next use opens others.
@@ -247,8 +247,8 @@ class Runtime:
             # leases, the store is closed after the heartbeat.
             if not locker.heartbeat:
                 end_store.detach()
-                locker.queue.end()
-                locker.queue.close()
+                locker.retry_queue.end()
+                locker.retry_queue.close()
                 locker.store.close()
                 # Until the store is collected it keeps its watch, and the heartbeat's alarm would
                 # keep its descriptors.

@@ -46,7 +46,7 @@ from typing import Final, Protocol
 
 from ..errors import StoreError, StoreUnavailable
 from . import native_threads, observers
-from .call_queue import Hint
+from .call_queue import CallQueue, Hint
 from .clock import Clock
 from .events import Event, EventName, Events
 from .heartbeat import MAX_TIMEOUT, Heartbeat, LossHandler, timeout_for
@@ -113,7 +113,7 @@ class Locker:
         self._lease_notes = lease_notes
         self._trusted = store.capabilities.trusted
         #: Repeats what the store has not answered.
-        self.queue = RetryQueue(store, clock)
+        self.retry_queue = RetryQueue(store, clock)
         #: Called before each acquire; raises StoreError while this process must take no lease.
         self.guard: Callable[[], None] | None = None
         # The heartbeat's native thread can't read a reply from a greenlet's connection.
@@ -215,7 +215,10 @@ class Locker:
         return lease
 
     def release(
-        self, lease: Lease, request: Release, publish: Callable[[Hint], None] | None = None
+        self,
+        lease: Lease,
+        request: Release,
+        publish: Callable[[CallQueue, Hint], object] | None = None,
     ) -> ReleaseReply | None:
         """Release ``lease`` by ``request``. Never raises.
 
@@ -349,7 +352,7 @@ class Locker:
         resent |= isinstance(error, StoreUnavailable) and error.was_sent
         # The key, or the completion record that the release writes, could exist for so long.
         longest = max(lease.ttl, request.completion_ttl if request.completion else 0.0)
-        if refusal := self.queue.put(again, longest, give_up, error=error):
+        if refusal := self.retry_queue.put(again, longest, give_up, error=error):
             give_up(refusal)
             return
         holder = lease.holder
@@ -389,14 +392,14 @@ class Locker:
             _send(store, release, timeout_for(request.ttl))
             self._erase_note(request.token)
 
-        if self.queue.is_crowded:
+        if self.retry_queue.is_crowded:
             # While the store is away, each new try of a message comes here. The releases of bodies,
             # of which there are few, must find room in the queue.
             with suppress(StoreError):
                 send(self.store)
         else:
             seconds = max(request.ttl, _UNDO_FOR) if request.queued else request.ttl
-            self.queue.ask(send, seconds, lambda why: self._erase_note(request.token))
+            self.retry_queue.ask(send, seconds, lambda why: self._erase_note(request.token))
 
     def _free(self, dead: Sequence[Record], request: Acquire, timeout: float) -> None:
         """Free the leases of dead processes, which refuse ``request``; they may be gone already.
@@ -446,7 +449,7 @@ def _send(
     store: Store,
     request: Release,
     timeout: float,
-    publish: Callable[[Hint], None] | None = None,
+    publish: Callable[[CallQueue, Hint], object] | None = None,
 ) -> ReleaseReply:
     """Send a release, and publish the call that follows in the queue of the key.
 
@@ -459,7 +462,7 @@ def _send(
     if following is None:
         pass
     elif publish is not None:
-        publish(following)
+        publish(queue, following)
     else:
         queue.defer(following.key, seconds=0.0, timeout=MAX_TIMEOUT, unpublished=following)
     return reply

@@ -7,7 +7,6 @@ due for a sweep in a second.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final
@@ -20,8 +19,7 @@ from ..core.events import Event, EventName
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Token
 from ..errors import StoreError
-from ..message.claim import Claim
-from ..message.header import Delivery, header_of
+from ..message.claim import claim_in
 from ..message.stored_message import StoredMessage
 from ..runtime import Runtime
 
@@ -31,11 +29,6 @@ logger = logging.getLogger("celery_singleton_lock")
 _AGAIN: Final = 1.0
 #: The number of publications of a message without a run that is reported: after five minutes.
 STALLED_AFTER: Final = 3
-
-
-def token_of(headers: Mapping[str, Any]) -> Token:
-    """The token of the first delivery of a message with these headers."""
-    return Delivery.of(headers).token
 
 
 def publish_hint(app: Any, queue: CallQueue, hint: Hint, producer: Any = None) -> bool:
@@ -98,20 +91,13 @@ def _warn_of_broker(broker: str, own: str) -> None:
     )
 
 
-def claim_in(headers: Mapping[str, Any], runtime: Runtime) -> tuple[Token, Claim | None]:
-    """The token of a message with these headers, and the claim that they name."""
-    token = token_of(headers)
-    header = header_of(headers, token.task_id)
-    return token, Claim.from_header(header.get("claim"), runtime.keyspace)
-
-
 def free_claim(runtime: Runtime, message: StoredMessage, *, timeout: float) -> None:
     """End the claim of a call that leaves its queue without a body.
 
     Raises:
         StoreError: The store refuses the request, or does not answer.
     """
-    token, claim = claim_in(message.headers, runtime)
+    token, claim = claim_in(message.headers, runtime.keyspace)
     if claim is not None:
         runtime.store.claims.change(token, claim.freed(), timeout=timeout)
 

@@ -22,10 +22,11 @@ from ..core.heartbeat import MAX_TIMEOUT
 from ..core.keyspace import stored_names
 from ..core.lease import Token
 from ..errors import SettingsError, StoreError, StoreUnavailable
+from ..message.header import Delivery
 from ..message.stored_message import StoredMessage
 from ..runtime import Runtime
 from ..typed_keys import ambiguous, login, without_prefix
-from .hint import emit, free_claim, publish_hint, token_of
+from .hint import emit, free_claim, publish_hint
 from .results import RESULT_TIMEOUT, TAKEN_OUT, has_ended, revoke
 
 # Calls that are read in one request, with their messages; keys whose calls are counted in one.
@@ -241,7 +242,7 @@ def cancel(app: Celery, call: CallInQueue, *, reason: str = "", user: str = "") 
     within(RESULT_TIMEOUT, store_result)
     token = Token.parse(f"{call.call_id}|0.0|-")
     if message is not None:
-        token = token_of(message.headers)
+        token = Delivery.of(message.headers).token
         free_claim(runtime, message, timeout=MAX_TIMEOUT)
     ttl = max(runtime.settings.completion_ttl, _WEEK)
     request = Remove(key=call.key, token=token, ended_ttl=ttl)

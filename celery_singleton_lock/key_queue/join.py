@@ -3,7 +3,7 @@
 Overview
     The message is captured as Celery would publish it, and joins the queue in one request. It is
     published only if the call is to run next. Otherwise the end of the call before it publishes it
-    (`key_queue.run_part`), or a sweep does (`key_queue.sweep`).
+    (`key_queue.feature`), or a sweep does (`key_queue.sweep`).
 
 Guarantees
     A call whose ``apply_async`` has returned is in the queue. A call whose ``apply_async`` has
@@ -37,13 +37,15 @@ from ..core.heartbeat import MAX_TIMEOUT
 from ..core.keyspace import Keyspace
 from ..core.store import Store
 from ..errors import QueueFull, SettingsError, StoreError, StoreUnavailable
+from ..message.claim import claim_in
+from ..message.header import Delivery
 from ..message.request_data import RequestData
 from ..message.stored_message import Capture, StoredMessage
 from ..message.times import seconds_until
 from ..on_conflict import Queue
 from ..policy import Policy
 from ..runtime import Runtime
-from .hint import claim_in, emit, publish_hint, publish_later, token_of
+from .hint import emit, publish_hint, publish_later
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -53,7 +55,7 @@ Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
 _UNKNOWN = "it is unknown whether the call is in the queue of its key, and will run"
 
 
-def call_queue(task: str, store: Store) -> CallQueue:
+def require_call_queue(task: str, store: Store) -> CallQueue:
     """The queues in ``store``.
 
     Raises:
@@ -97,7 +99,7 @@ def joining(
     most = None if is_started else Queue.in_force(policy.on_conflict).max_waiting
 
     def join_and_send(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
-        queue = call_queue(task.name, runtime.store)
+        queue = require_call_queue(task.name, runtime.store)
         with _producer(task.app, options) as producer:
             capture = Capture(producer, task_id, at=runtime.clock.wall())
             result = send(task_id, {**options, "producer": capture})
@@ -106,7 +108,7 @@ def joining(
             claim, claim_ttl = claim_of(runtime, key, message)
             request = Join(
                 key=key,
-                token=token_of(message.headers),
+                token=Delivery.of(message.headers).token,
                 message=message.to_bytes(),
                 late=bool(task.acks_late),
                 limit=policy.limit,
@@ -148,7 +150,7 @@ def joining(
     return join_and_send
 
 
-def queue_of(attempt: Any, key: str) -> str:
+def key_of_queue(attempt: Any, key: str) -> str:
     """The key in whose queue a call has its place, or will have it.
 
     Args:
@@ -169,7 +171,7 @@ def claim_of(runtime: Runtime, key: str, message: StoredMessage) -> tuple[str, f
     Returns:
         An empty key: it has none.
     """
-    _, claim = claim_in(message.headers, runtime)
+    _, claim = claim_in(message.headers, runtime.keyspace)
     # The key template may have changed, and with it the shard.
     if claim is None or not Keyspace.same_shard(claim.key, key):
         return "", 0.0

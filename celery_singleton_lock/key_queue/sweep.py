@@ -34,7 +34,7 @@ from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Token
 from ..core.store import Store
 from ..errors import StoreError, StoreUnavailable
-from ..message.header import is_random
+from ..message.header import Delivery, is_random
 from ..message.stored_message import StoredMessage
 from ..runtime import Runtime
 from .hint import (
@@ -43,7 +43,6 @@ from .hint import (
     hint_connection,
     is_of_another_broker,
     publish_hint,
-    token_of,
 )
 from .results import RESULT_TIMEOUT, TAKEN_OUT, fail_lost, has_ended, revoke
 
@@ -173,7 +172,7 @@ class QueueSweep:
             self._publish(hint)
         elif self._within(lambda: has_ended(self._app, task_id, message)):
             task = str(message.headers.get("task") or "")
-            self._remove(hint, token_of(message.headers), task, "ended")
+            self._remove(hint, Delivery.of(message.headers).token, task, "ended")
         else:
             self._publish(hint)
 
@@ -203,7 +202,7 @@ class QueueSweep:
                 self._within(lambda: revoke(self._app, task_id, message, TAKEN_OUT))
         token, task = Token.parse(f"{hint.call_id}|0.0|-"), ""
         if message is not None:
-            token, task = token_of(message.headers), str(message.headers.get("task") or "")
+            token, task = Delivery.of(message.headers).token, str(message.headers.get("task") or "")
             free_claim(self._runtime, message, timeout=MAX_TIMEOUT)
         self._remove(hint, token, task, reason)
 

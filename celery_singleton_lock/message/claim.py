@@ -33,11 +33,11 @@ from typing import Any
 from celery.exceptions import Ignore, Reject, Retry
 
 from ..core.keyspace import Keyspace
-from ..core.lease import Phase
+from ..core.lease import Phase, Token
 from ..core.store import ClaimChange
 from ..option_values import OnDuplicate, Unique, seconds
 from ..policy import Policy
-from .header import moment
+from .header import Delivery, header_of, moment
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,3 +189,10 @@ class Claim:
         if comes_back and (requeued or (state is None and not isinstance(retval, Reject))):
             return self.queued()
         return self.freed(message)
+
+
+def claim_in(headers: Mapping[str, Any], keyspace: Keyspace) -> tuple[Token, Claim | None]:
+    """The token of the first delivery of a message with these headers, and the claim in them."""
+    token = Delivery.of(headers).token
+    header = header_of(headers, token.task_id)
+    return token, Claim.from_header(header.get("claim"), keyspace)

@@ -196,7 +196,7 @@ class Bridge(SingletonTask[..., Any]):
             send()
         except StoreUnavailable as exc:
             # The queue is made with the lock store, which a process may lack that only publishes.
-            queue = self._runtime().locker.queue
+            queue = self._runtime().locker.retry_queue
             if refusal := queue.put(send, A_DAY, give_up, error=exc):
                 give_up(refusal)
         except StoreError as exc:

@@ -47,7 +47,7 @@ class Queue(OnConflict):
     def decide(self, conflict: Conflict) -> Decision:
         # The store gives all others a place.
         reason = _NO_PLACE if conflict.no_requeue else _NO_WAIT
-        return Decision(Outcome.RAISE, reason, conflict.delivery)
+        return Decision(Outcome.RAISE, reason)
 
     def check(self, policy: Policy) -> None:
         # debounce sets on_duplicate.

@@ -20,4 +20,4 @@ class Raise(OnConflict):
 
     def decide(self, conflict: Conflict) -> Decision:
         reason = 'on_conflict="raise" doesn\'t wait'
-        return Decision(Outcome.RAISE, reason, conflict.delivery)
+        return Decision(Outcome.RAISE, reason)

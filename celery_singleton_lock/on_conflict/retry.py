@@ -55,13 +55,13 @@ class Retry(OnConflict):
     def decide(self, conflict: Conflict) -> Decision:
         delivery, wall = conflict.delivery, conflict.wall
         if conflict.no_requeue is not None:
-            return Decision(Outcome.RAISE, conflict.no_requeue, delivery)
+            return Decision(Outcome.RAISE, conflict.no_requeue)
         # Other software or a wrong clock wrote a first conflict in the future. Without this limit,
         # the message would wait endlessly.
         since = wall if delivery.since is None else min(delivery.since, wall)
         left = self.max_delay if self.max_wait is None else since + self.max_wait - wall
         if left <= 0:
-            return Decision(Outcome.RAISE, f"max_wait of {self.max_wait:g} s is over", delivery)
+            return Decision(Outcome.RAISE, f"max_wait of {self.max_wait:g} s is over")
         pace = (self.delay, min(self.max_delay, left))
         copy = replace(delivery, since=since, last=wall)
         return Decision(Outcome.REQUEUED, "conflict", copy, pace, queues_claim=True)

@@ -17,4 +17,4 @@ class Revoke(OnConflict):
     revokes: ClassVar = True
 
     def decide(self, conflict: Conflict) -> Decision:
-        return Decision(Outcome.REVOKE, "conflict", conflict.delivery)
+        return Decision(Outcome.REVOKE, "conflict")

@@ -42,7 +42,8 @@ class Decision:
     Attributes:
         outcome: The outcome.
         reason: The reason, for the log and the error.
-        delivery: The content of the header of a requeue copy.
+        copy: The content of the header of the requeued message; set only if the outcome is
+            REQUEUED.
         pace: The delay of a requeue.
         is_exact: Whether the delay is ``pace[0]``, without a backoff.
         queues_claim: Whether the message's claim is queued with the copy. False if another delivery
@@ -51,7 +52,7 @@ class Decision:
 
     outcome: Outcome
     reason: str
-    delivery: Delivery
+    copy: Delivery | None = None
     pace: Pace = AGAIN
     queues_claim: bool = False
     is_exact: bool = False
@@ -59,13 +60,13 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A delivery whose key another call holds.
+    """A delivery that was refused.
 
     Attributes:
-        delivery: The delivery. No run of it has begun.
+        delivery: The delivery. A rule decides only if no run of it has begun.
         no_requeue: Why the message can't be requeued (LockConflict then); None: it can.
-        wall: Seconds since the epoch.
-        waited: Seconds for which this delivery has blocked the worker.
+        wall: Seconds since the epoch, for ``max_wait``.
+        waited: Seconds for which this delivery has blocked the worker, for ``timeout``.
         due_in: Seconds until the rate of the key lets a call start; 0 if another call holds it.
     """
 

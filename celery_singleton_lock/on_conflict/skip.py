@@ -16,4 +16,4 @@ class Skip(OnConflict):
     never_runs: ClassVar = True
 
     def decide(self, conflict: Conflict) -> Decision:
-        return Decision(Outcome.SKIP, "conflict", conflict.delivery)
+        return Decision(Outcome.SKIP, "conflict")

@@ -33,7 +33,7 @@ class Wait(OnConflict):
 
     def decide(self, conflict: Conflict) -> Decision:
         if conflict.waited + conflict.due_in < self.timeout:
-            return Decision(Outcome.WAIT, self.reason, conflict.delivery)
+            return Decision(Outcome.WAIT, self.reason)
         verb = "would not be" if conflict.due_in else "was not"
         reason = f"waiting for {self.timeout:g} s {verb} enough"
-        return Decision(Outcome.RAISE, reason, conflict.delivery)
+        return Decision(Outcome.RAISE, reason)

@@ -16,7 +16,7 @@ from celery import signals
 from celery.utils import uuid
 
 from ..celery_compat import dump_models
-from ..key_queue.join import Send, joining, queue_of
+from ..key_queue.join import Send, joining, key_of_queue
 from ..message.arguments import stable_key_suffix
 from ..message.header import HEADER, add_header, without_header
 from ..message.request_data import RequestData
@@ -87,10 +87,11 @@ def publish_call(
     if isinstance(policy.on_conflict, CancelRunning):
         # See task/cancel_running.py.
         header.setdefault("called_at", Runtime.of(app).clock.wall())
-    if policy.unique is None and not _is_queued(policy, running, task_id):
+    is_queued = _is_queued(policy, running, task_id)
+    if policy.unique is None and not is_queued:
         return counting(running, send)(task_id, options)
     call = _KeyedCall(
-        task, args or (), kwargs or {}, options, task_id, policy, header, running, given
+        task, args or (), kwargs or {}, options, task_id, policy, header, running, given, is_queued
     )
     result: AsyncResult[Any] = _publish_with_key(call, send, sending)
     return result
@@ -109,6 +110,7 @@ class _KeyedCall:
     header: dict[str, Any]
     running: Any
     given: Mapping[str, Any] | None
+    is_queued: bool
 
     @property
     def is_next_attempt(self) -> bool:
@@ -127,14 +129,13 @@ def _publish_with_key(call: _KeyedCall, send: Send, sending: _Sending | None) ->
     eager = bool(task.app.conf.task_always_eager)
     runtime = Runtime.of(task.app, eager=eager)
     key = _key_of(task, runtime, call.args, call.kwargs, options)
-    is_next_attempt = call.is_next_attempt
     joins = False
-    if key is not None and not eager and _is_queued(policy, call.running, call.task_id):
-        send, joins = _joining(call, runtime, key, send, is_next_attempt)
+    if call.is_queued and key is not None and not eager:
+        send, joins = _joining(call, runtime, key, send)
     send = counting(call.running, send)  # last: a call that could not join was not sent
     if key is None or policy.unique is None:
         return send(call.task_id, options)
-    if is_next_attempt:
+    if call.is_next_attempt:
         carry_claim(runtime, call.running.request, call.header, task.name, key, policy)
         return send(call.task_id, options)
     publication = Publication(
@@ -172,19 +173,18 @@ def _is_queued(policy: Policy, running: Any, task_id: str) -> bool:
     return run is not None and any(feature.keeps_place for feature in run.features)
 
 
-def _joining(
-    call: _KeyedCall, runtime: Runtime, key: str, send: Send, is_next_attempt: bool
-) -> tuple[Send, bool]:
+def _joining(call: _KeyedCall, runtime: Runtime, key: str, send: Send) -> tuple[Send, bool]:
     """``send`` for a call of the queue of ``key``, and whether it takes a new place there.
 
     A call with a countdown or an eta takes it when it is delivered.
     """
+    is_next_attempt = call.is_next_attempt
     is_started = is_next_attempt or call.is_retry_of_lost_child
     if not is_started and (call.options.get("countdown") or call.options.get("eta")):
         return send, False
     attempt = call.running.request if is_next_attempt else None
     named = None if is_next_attempt else call.header.get("queue")
-    queue = call.header["queue"] = named or queue_of(attempt, key)
+    queue = call.header["queue"] = named or key_of_queue(attempt, key)
     call.header["broker"] = runtime.broker
     joined = joining(
         call.task, runtime, queue, call.policy, send, attempt=attempt, is_started=is_started

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from threading import Thread
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery, states
 from celery.backends.rpc import RPCBackend
@@ -33,8 +33,10 @@ from ..message.times import done_at
 from ..option_values import OnDuplicate, Unique
 from ..policy import Policy
 from ..runtime import Runtime
-from .call import PendingCall
 from .continuation import continues
+
+if TYPE_CHECKING:
+    from .publication import Publication
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -51,7 +53,7 @@ _TIMEOUT: Final = 0.4
 ENOUGH: Final = 0.1
 
 
-def answer(call: PendingCall, claim: Claim, existing: Record) -> AsyncResult[Any]:
+def answer(call: Publication, claim: Claim, existing: Record) -> AsyncResult[Any]:
     """The result that the caller of ``call`` gets instead of publishing a message.
 
     Args:
@@ -158,7 +160,7 @@ def sends_results_to_first_caller(
     )
 
 
-def _warn_of_rpc(call: PendingCall, task_id: str) -> None:
+def _warn_of_rpc(call: Publication, task_id: str) -> None:
     """Warn, once per process and task, about a result that this caller may never receive."""
     app, name = call.runtime.app, call.task
     task, policy = app.tasks.get(name), call.policy
@@ -172,7 +174,7 @@ def _warn_of_rpc(call: PendingCall, task_id: str) -> None:
         )
 
 
-def _leaves_out_arguments(call: PendingCall) -> bool:
+def _leaves_out_arguments(call: Publication) -> bool:
     """Whether calls with one key may have different arguments, if the task's code is here."""
     key_maker = getattr(call.runtime.app.tasks.get(call.task), "singleton_key_maker", None)
     return isinstance(key_maker, KeyMaker) and not key_maker.names_all

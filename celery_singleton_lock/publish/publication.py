@@ -33,8 +33,8 @@ from ..message.arguments import pack_arguments
 from ..message.claim import Claim
 from ..message.times import seconds_until
 from ..option_values import OnDuplicate, Unique
+from ..policy import Policy
 from ..runtime import Runtime
-from .call import PendingCall
 from .continuation import continues
 from .debounce import check_debounce, first_countdown
 from .duplicate import ENOUGH, answer, does_the_work_of, takes_over
@@ -68,10 +68,17 @@ _TRIES_TO_REPLACE: Final = 5
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Publication(PendingCall):
-    """A call about to be published with a claim.
+class Publication:
+    """A call of a task with ``unique`` that is about to be published.
 
     Attributes:
+        runtime: The runtime of the publisher's app.
+        task: Name of the task.
+        task_id: The id of the message.
+        key: The lock key that the call will need.
+        policy: The task's policy, with this call's options.
+        options: Celery's options; ``countdown``, ``eta`` and the options of its canvas are read.
+        expires: Celery's ``expires`` of the call or the task.
         header: This library's header of the message; the claim is written into it.
         drops_in_canvas: Whether a duplicate is dropped even in a canvas, as the call requested.
         newest: The arguments of this call, which the queued message gets (``on_duplicate`` is
@@ -82,7 +89,14 @@ class Publication(PendingCall):
         waited: Seconds for which it has waited for the result backend.
     """
 
+    runtime: Runtime
+    task: str
+    task_id: str
+    key: str
+    policy: Policy
+    options: dict[str, Any]
     header: dict[str, Any]
+    expires: Any = None
     drops_in_canvas: bool = False
     newest: Replacement | None = None
     joins: bool = False
@@ -187,7 +201,7 @@ class Publication(PendingCall):
         def send(store: Store) -> None:
             store.claims.change(token, change, timeout=_TIMEOUT)
 
-        self.runtime.locker.queue.ask(send, change.ttl, lambda why: None)
+        self.runtime.locker.retry_queue.ask(send, change.ttl, lambda why: None)
 
     def _resolve(
         self, claim: Claim, existing: Record, answers: bool, send: Send
@@ -311,7 +325,7 @@ class Publication(PendingCall):
                 *(claim.key, claim.unique_for, claim.key, why),
             )
 
-        if runtime.locker.queue.ask(send, claim.unique_for, give_up) is not None:
+        if runtime.locker.retry_queue.ask(send, claim.unique_for, give_up) is not None:
             note_orphan()  # until the store answers
 
 

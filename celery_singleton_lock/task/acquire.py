@@ -21,13 +21,13 @@ from ..core.lease import Holder, Lease, Token
 from ..core.store import Acquire, Refused, Relation
 from ..core.waiter import Waiter
 from ..errors import LockConflict, StoreError, StoreUnavailable
-from ..key_queue.run_part import QueueFeature
+from ..key_queue.feature import QueueFeature
 from ..message.copy import why_not
 from ..message.header import is_unnamed, mint_nonce
 from ..message.request_data import RequestData
 from ..message.skipped import skipped_value
 from ..on_conflict import Wait
-from ..on_conflict.rule import Decision, Outcome
+from ..on_conflict.rule import Conflict, Decision, Outcome
 from ..option_values import OnStoreError
 from . import claim_changes
 from .cancel_running import CancelRunningFeature
@@ -97,12 +97,12 @@ def acquire(run: TaskRun) -> Any:
                     return reply
                 final = tries.refused(reply, ahead)
                 if final is not None:
-                    return _refuse(run, final, reply)
+                    return _carry_out(run, final, reply)
             except StoreError as exc:
                 tries.failed(exc)
     finally:
-        if tries.waiter is not None:
-            tries.waiter.leave()
+        if tries.asking.waiter is not None:
+            tries.asking.waiter.leave()
 
 
 class _Tries:
@@ -110,10 +110,8 @@ class _Tries:
 
     Attributes:
         asking: The state of the run meanwhile.
-        waiter: Waits for the key; None: the policy doesn't wait.
     """
 
-    waiter: Waiter | None = None
     _timeout = _waited = 0.0
     _failures = 0
     _since: float | None = None  # the time of the first try without a reply
@@ -123,10 +121,10 @@ class _Tries:
         self._run = run
         self._request = request = _request_of(run)
         run.locker = locker = run.runtime.locker
+        run.state = self.asking = Asking(request)
         rule = run.policy.on_conflict
         if isinstance(rule, Wait):
-            self._timeout, self.waiter = rule.timeout, Waiter(locker, request)
-        run.state = self.asking = Asking(request, self.waiter)
+            self._timeout, self.asking.waiter = rule.timeout, Waiter(locker, request)
         self._options: Any = {"max_hold": max_hold_of(run), "on_lost": run.on_lost}
 
     def ask(self) -> tuple[Decision | None, Lease | Refused]:
@@ -135,13 +133,13 @@ class _Tries:
         Returns:
             The decision if another call refuses (None: not needed beforehand), and the reply.
         """
-        run, waiter, ahead = self._run, self.waiter, None
+        run, waiter, ahead = self._run, self.asking.waiter, None
         if waiter is not None:
             self._waited = waiter.waited()
         if waiter is not None or self._request.claim is not None:
             self._request, ahead = _decide_ahead(run, self._request, self._waited)
         self.asking.request = request = self._request
-        if run.features and (refused := _answer(run, request)):
+        if run.features and (refused := _refusal_before_asking(run, request)):
             return ahead, refused
         if waiter is None:
             return ahead, run.locker.acquire(request, since=self._since, **self._options)
@@ -156,7 +154,7 @@ class _Tries:
             return None
         if refused.relation is Relation.PAUSED:
             self._park()
-        waiter = self.waiter
+        waiter = self.asking.waiter
         try:
             decision = _decision_about(run, refused, ahead, self._waited)
         except StoreError as exc:
@@ -181,9 +179,9 @@ class _Tries:
         if feature is None:
             return
         run.emit(EventName.CONFLICT, outcome="parked", reason="paused")
-        if self.waiter is not None:
-            self.waiter.leave()
-            self.waiter = self.asking.waiter = None
+        if self.asking.waiter is not None:
+            self.asking.waiter.leave()
+            self.asking.waiter = None
         run.features = [*run.features, feature]
         self._request = feature.prepare(self._request)
 
@@ -192,9 +190,9 @@ class _Tries:
         run = self._run
         run.report_outage(error, "requeued")
         decision = _decide(run, Relation.PAUSED, self._waited)
-        if isinstance(error, StoreUnavailable):
+        if isinstance(error, StoreUnavailable) and decision.copy is not None:
             # It may have kept the message. The copy asks as a call of the queue, and replaces it.
-            return replace(decision, delivery=replace(decision.delivery, queue=run.key))
+            return replace(decision, copy=replace(decision.copy, queue=run.key))
         run.features = [one for one in run.features if not one.keeps_place]
         return decision
 
@@ -237,9 +235,9 @@ def _request_of(run: TaskRun) -> Acquire:
     return request
 
 
-def _answer(run: TaskRun, request: Acquire) -> Refused | None:
+def _refusal_before_asking(run: TaskRun, request: Acquire) -> Refused | None:
     """The refusal by a feature, in place of the store; None: the store is asked."""
-    answers = (feature.answer(request) for feature in run.features)
+    answers = (feature.before_asking(request) for feature in run.features)
     return next((refused for refused in answers if refused is not None), None)
 
 
@@ -298,11 +296,9 @@ def _decision_about(
 
 
 def _decide(run: TaskRun, relation: Relation, waited: float, due_in: float = 0.0) -> Decision:
-    rule, wall = run.policy.on_conflict, run.runtime.clock.wall()
-    reason = why_not(run.task, run.request)
-    return decide(
-        relation, run.delivery, rule, no_requeue=reason, wall=wall, waited=waited, due_in=due_in
-    )
+    no_requeue, wall = why_not(run.task, run.request), run.runtime.clock.wall()
+    conflict = Conflict(run.delivery, no_requeue, wall, waited, due_in)
+    return decide(relation, run.policy.on_conflict, conflict)
 
 
 def _retain(run: TaskRun, request: Acquire, error: StoreError, failures: int) -> Acquire:
@@ -352,7 +348,7 @@ def _renamed(run: TaskRun) -> Token:
     return run.delivery.token
 
 
-def _refuse(run: TaskRun, decision: Decision, refused: Refused) -> Any:
+def _carry_out(run: TaskRun, decision: Decision, refused: Refused) -> Any:
     """Carry out the decision; return the value of a skipped call."""
     holder, outcome = refused.known_holder, decision.outcome
     if outcome is Outcome.DROP:
@@ -369,13 +365,11 @@ def _refuse(run: TaskRun, decision: Decision, refused: Refused) -> Any:
     if outcome is Outcome.REVOKE:
         run.revoke(refused.explain(run.key, run.policy.limit))
         raise Ignore
-    if outcome is Outcome.REQUEUED:  # does not return
+    if (copy := decision.copy) is not None:
         claim = run.claim if decision.queues_claim else None
-        delivery = decision.delivery
         if is_overtaken(run.delivery, refused.record, run.runtime.clock.wall()):
-            delivery = replace(delivery, tries=max(0, delivery.tries - 1))
-        exact = decision.is_exact
-        requeue(run, delivery, decision.pace, decision.reason, claim, exact=exact)
+            copy = replace(copy, tries=max(0, copy.tries - 1))
+        requeue(run, copy, decision.pace, decision.reason, claim, exact=decision.is_exact)
     is_rate = refused.relation is Relation.RATE
     if is_rate:
         run.free_claim()  # the script knew what another holder would mean, and not for how long

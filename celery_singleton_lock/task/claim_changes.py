@@ -110,7 +110,7 @@ def change(run: Run, change: ClaimChange, *, ttl: float | None = None) -> None:
 
     if ttl is None:
         ttl = change.ttl or (run.claim.unique_for if run.claim else run.policy.ttl)
-    run.runtime.locker.queue.ask(send, ttl, give_up)
+    run.runtime.locker.retry_queue.ask(send, ttl, give_up)
 
 
 def free_if_queued(run: Run) -> None:

@@ -35,41 +35,30 @@ _REASONS: Final = {
 }
 
 
-def decide(
-    relation: Relation,
-    delivery: Delivery,
-    rule: OnConflict,
-    *,
-    no_requeue: str | None,
-    wall: float,
-    waited: float,
-    due_in: float = 0.0,
-) -> Decision:
+def decide(relation: Relation, rule: OnConflict, conflict: Conflict) -> Decision:
     """Decide by the table.
 
     Args:
         relation: The relation in the store's refusal.
-        delivery: The delivery.
         rule: The policy's ``on_conflict``.
-        no_requeue: Why the message can't be requeued (LockConflict then); None: it can.
-        wall: Seconds since the epoch, for ``max_wait``.
-        waited: Seconds for which this delivery has blocked the worker, for ``timeout``.
-        due_in: Seconds until the rate lets a call start.
+        conflict: The refused delivery.
     """
+    delivery = conflict.delivery
     if relation in (Relation.DONE, Relation.SUPERSEDED, Relation.LATER):
-        return Decision(Outcome.DROP, _REASONS[relation], delivery)
-    if relation is Relation.PAUSED and no_requeue is None:
+        return Decision(Outcome.DROP, _REASONS[relation])
+    if relation is Relation.PAUSED and conflict.no_requeue is None:
         return Decision(Outcome.REQUEUED, "paused", delivery, PAUSED, queues_claim=True)
     if relation in (Relation.OTHER, Relation.RATE) and not delivery.started:
-        return rule.decide(Conflict(delivery, no_requeue, wall, waited, due_in))
-    if no_requeue is not None:
-        return Decision(Outcome.RAISE, no_requeue, delivery)
-    started = replace(delivery, started=True, last=wall)
+        return rule.decide(conflict)
+    if conflict.no_requeue is not None:
+        return Decision(Outcome.RAISE, conflict.no_requeue)
+    started = replace(delivery, started=True, last=conflict.wall)
     if relation is Relation.OTHER:
         reason = "started work is not skipped"
         return Decision(Outcome.REQUEUED, reason, started, queues_claim=True)
     if relation is Relation.RATE:
-        return Decision(Outcome.REQUEUED, "rate", started, (due_in, due_in), True, is_exact=True)
+        pace = (conflict.due_in, conflict.due_in)
+        return Decision(Outcome.REQUEUED, "rate", started, pace, True, is_exact=True)
     pace = SHORTLY if relation is Relation.EARLIER else AGAIN
     return Decision(Outcome.REQUEUED, _REASONS[relation], started, pace)
 

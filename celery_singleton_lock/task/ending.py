@@ -12,7 +12,7 @@ from ..celery_compat import acks_failures, is_revoked_here
 from ..core.lease import Lease
 from ..core.store import CLAIM_NOT_CHANGED, Acquire, CompletionState, Release
 from ..errors import StoreError
-from ..key_queue.run_part import leave
+from ..key_queue.feature import leave
 from ..message.request_data import RequestData
 from ..message.times import seconds_until
 from ..run_feature import Ending
@@ -35,7 +35,7 @@ def release(run: TaskRun, lease: Lease, state: str | None, retval: Any) -> None:
         logger.exception("singleton: %s is released without a completion record", run.key)
         request = Release.of(lease, claim_changes.freed(run))
     if run.features:
-        request = run.completed(request, ending_of(run, state, retval))
+        request = run.with_features(request, ending_of(run, state, retval))
     if state is None or request.completion is not None or request.queued:
         # This process may be about to end, or the message is acknowledged next and only the
         # completion record keeps its duplicates from running again. So this release waits for the

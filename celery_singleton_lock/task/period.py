@@ -34,7 +34,7 @@ class Period(Feature):
             key = keyspace.period(run.task.name, run.key)
         return cls(run, key) if key else None
 
-    def answer(self, request: Acquire) -> Refused | None:
+    def before_asking(self, request: Acquire) -> Refused | None:
         """Refuse a duplicate of the call that has the period."""
         runtime = self.run.runtime
         claim = ClaimRequest(

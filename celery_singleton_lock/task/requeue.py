@@ -137,7 +137,7 @@ def mark_done(run: TaskRun, claim: ClaimChange | None) -> None:
     def report(why: object, action: str = "not-recorded") -> None:
         runtime.outages.report(why, action, key=key, task=task, task_id=task_id, repeats=True)
 
-    error = runtime.locker.queue.ask(
+    error = runtime.locker.retry_queue.ask(
         lambda store: store.leases.mark(done, timeout=MAX_TIMEOUT), done.ttl, report
     )
     if error is not None:

@@ -59,7 +59,7 @@ from ..core.locker import Locker
 from ..core.store import CompletionState, Release, ReleaseReply
 from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..instrumentation.sentry import close_check_in
-from ..key_queue.run_part import publish_next
+from ..key_queue.hint import publish_hint
 from ..message.claim import Claim
 from ..message.copy import why_not
 from ..message.header import HEADER, Delivery
@@ -360,7 +360,7 @@ class TaskRun:
             Ignore: Another delivery of this attempt has the lease, or has finished.
         """
         # finish() ends the call.
-        reply = self.send_release(lease, self.completed(release, Ending(goes_on=True)))
+        reply = self.send_release(lease, self.with_features(release, Ending(goes_on=True)))
         # Last: after an exception from a signal handler before this line, finish() releases the
         # lease again, because the store may not have got this release.
         retry = self.state.retry if isinstance(self.state, Holding) else None
@@ -381,10 +381,10 @@ class TaskRun:
 
     def send_release(self, lease: Lease, release: Release) -> ReleaseReply | None:
         """Release ``lease``, and publish the call that follows in the queue of its key."""
-        publish = partial(publish_next, self) if release.queued else None
+        publish = partial(publish_hint, self.task.app) if release.queued else None
         return self.locker.release(lease, release, publish)
 
-    def completed(self, release: Release, ending: Ending) -> Release:
+    def with_features(self, release: Release, ending: Ending) -> Release:
         """The release, completed by the features."""
         for feature in self.features:
             release = feature.releasing(release, ending)
@@ -463,7 +463,7 @@ class TaskRun:
             if began and self.acks_late:
                 release.completion = CompletionState.DONE
                 release.completion_ttl = self.runtime.settings.completion_ttl
-            self.send_release(lease, self.completed(release, Ending()))
+            self.send_release(lease, self.with_features(release, Ending()))
         elif claim is not None:
             claim_changes.change(self, claim)
         self.state = FINISHED

@@ -27,7 +27,7 @@ from ..core.rate import Rate
 from ..core.store import Acquire, Release, Store
 from ..errors import DOCS, SettingsError, StoreError, StoreUnavailable
 from ..instrumentation import EventPipe
-from ..key_queue.join import call_queue
+from ..key_queue.join import require_call_queue
 from ..key_queue.sweep import QueueSweep
 from ..message.header import mint_nonce
 from ..on_conflict import CancelRunning, Queue
@@ -114,7 +114,7 @@ class SingletonStep(bootsteps.StartStopStep):
         is_over = worker.blueprint.shutdown_complete.is_set
         in_memory = runtime.store.capabilities.name == "memory"
         open_store = (lambda: runtime.store) if in_memory else runtime.open_store
-        runtime.locker.queue.guard = FORK_LOCKS["retry"]
+        runtime.locker.retry_queue.guard = FORK_LOCKS["retry"]
         if not runtime.store.capabilities.usable_before_fork:
             # A store of its own, because this process may fork again, to replace a child.
             with _reporting_faults(runtime), closing(runtime.open_store()) as store:
@@ -304,7 +304,7 @@ def _check_capabilities(task: str, policy: Policy, store: Store) -> None:
             "of a key in one step with its lock: use Redis, Valkey, Sentinel or Cluster"
         )
     if isinstance(policy.on_conflict, Queue):
-        call_queue(task, store)
+        require_call_queue(task, store)
     if isinstance(policy.on_conflict, CancelRunning) and store.newest_calls is None:
         raise SettingsError(
             f'{task} has on_conflict="cancel_running", but the store ({able.name}) does not keep '

@@ -26,9 +26,7 @@ State model
 
 Failure handling
     If the store does not answer, the parent waits for one reply only. It passes that release and
-    the following ones to the `RetryQueue`, which retries until the ttl has freed the key. The claim
-    of a message that was revoked or has expired is always freed there: no event of the message
-    depends on it, and there may be thousands at once.
+    the following ones to the `RetryQueue`, which retries until the ttl has freed the key.
 """
 
 from __future__ import annotations
@@ -48,13 +46,12 @@ from ..core.lease import Holder, Kind, Token
 from ..core.retry_queue import MAIN_THREAD_TIMEOUT
 from ..core.store import ClaimChange, Release, ReleaseReply, Store
 from ..errors import StoreUnavailable
-from ..key_queue import ends_without_run as queue_ends
+from ..key_queue import ends as queue_ends
 from ..message.claim import Claim
 from ..message.header import call_of, header_of, options_of
 from ..option_values import Unique
 from ..runtime import Runtime
-from .discarded import report
-from .main_thread import ask, ask_later
+from .main_thread import ask
 from .shared_memory import DeadLease, SharedMemory
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -139,29 +136,11 @@ def release_leases(request: Any, become: Kind | None, comes_back: bool = False) 
 
 def change_claim(request: Any, comes_back: bool) -> None:
     """Change the claim of a message that no body runs."""
-    if change := _claim_change(request, comes_back):
+    if change := claim_change(request, comes_back):
         ask(Runtime.of(request.app), *change)
 
 
-def discard_claim(request: Any, reason: str = "") -> None:
-    """Free the claim of a message; the main thread does not wait for it.
-
-    Args:
-        request: The worker's request of the message.
-        reason: Why it is not run; empty: it is.
-    """
-    if change := _claim_change(request, comes_back=False):
-        what, ttl, send = change
-
-        def free(store: Store) -> None:
-            send(store)
-            if reason:
-                report(f"{request.task.name}[{request.id}]", reason)
-
-        ask_later(Runtime.of(request.app), what, ttl, free)
-
-
-def _claim_change(
+def claim_change(
     request: Any, comes_back: bool
 ) -> tuple[str, float, Callable[[Store], object]] | None:
     """The request that changes the claim of a message; the arguments of `ask`."""

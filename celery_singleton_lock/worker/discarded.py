@@ -1,9 +1,11 @@
-"""Messages that a worker discards before they become tasks.
+"""Messages that a worker discards: they never become tasks, were revoked or have expired.
 
 Overview
     Celery's consumer rejects a message whose task it does not know, that is invalid, or whose
     content type it does not accept. It acknowledges one that it can't decode. No request exists
     then, so the claim is found in the message's headers: no body is needed for that.
+    A request that was revoked or has expired ends in `worker.request`, which asks for its claim and
+    its call here.
 
 Guarantees
     The claim of such a message is freed, its newest arguments are deleted, and its call leaves the
@@ -23,9 +25,10 @@ from typing import Any, Final
 
 from ..core.retry_queue import MAIN_THREAD_TIMEOUT
 from ..core.store import Store
-from ..key_queue import ends_without_run as queue_ends
-from ..key_queue.hint import claim_in
+from ..key_queue import ends as queue_ends
+from ..message.claim import claim_in
 from ..runtime import Runtime
+from .dead_child import claim_change
 from .main_thread import ask_later
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -73,7 +76,7 @@ def _discard(app: Any, message: Any, reason: str) -> None:
 
 def _free_claim(app: Any, headers: Mapping[str, Any], reason: str) -> None:
     runtime = Runtime.of(app)
-    token, claim = claim_in(headers, runtime)
+    token, claim = claim_in(headers, runtime.keyspace)
     if claim is None:
         return
     change = claim.freed("" if claim.arguments is None else token.call_id)
@@ -81,10 +84,31 @@ def _free_claim(app: Any, headers: Mapping[str, Any], reason: str) -> None:
 
     def send(store: Store) -> None:
         store.claims.change(token, change, timeout=MAIN_THREAD_TIMEOUT)
-        report(task, reason)
+        _report(task, reason)
 
     what = f"{task} has ended with the claim {claim.key}"
     ask_later(runtime, what, claim.unique_for, send)
+
+
+def discard_claim(request: Any, reason: str = "") -> None:
+    """Free the claim of a request that is discarded, or that reaches several workers.
+
+    The main thread does not wait for it: no event of the message depends on it, and there may be
+    thousands at once.
+
+    Args:
+        request: The worker's request of the message.
+        reason: Why it is discarded; empty: it runs, without its claim.
+    """
+    if change := claim_change(request, comes_back=False):
+        what, ttl, send = change
+
+        def free(store: Store) -> None:
+            send(store)
+            if reason:
+                _report(f"{request.task.name}[{request.id}]", reason)
+
+        ask_later(Runtime.of(request.app), what, ttl, free)
 
 
 def take_out(app: Any, headers: Mapping[str, Any], reason: str) -> None:
@@ -93,6 +117,6 @@ def take_out(app: Any, headers: Mapping[str, Any], reason: str) -> None:
         ask_later(Runtime.of(app), *end)
 
 
-def report(task: str, reason: str) -> None:
+def _report(task: str, reason: str) -> None:
     """Log that a message never runs, and that it has no claim any more."""
     logger.info("singleton: %s was discarded (%s), and its claim is freed", task, reason)

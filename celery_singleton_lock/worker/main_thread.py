@@ -42,7 +42,7 @@ def ask(
         request: Sends it to its argument, a store.
         give_up: Called with the reason if the store will not answer it.
     """
-    queue = runtime.locker.queue
+    queue = runtime.locker.retry_queue
     if queue.is_silent:
         ask_later(runtime, what, ttl, request, give_up)
         return
@@ -60,7 +60,7 @@ def ask_later(
 ) -> None:
     """Pass ``request`` to the `RetryQueue`: nothing waits for its reply. See `ask`."""
     given_up = _given_up(what, ttl, give_up)
-    queue = runtime.locker.queue
+    queue = runtime.locker.retry_queue
     if not (refusal := queue.put(request, ttl, given_up)):
         return
     if queue.is_silent:

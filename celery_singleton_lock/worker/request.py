@@ -38,8 +38,8 @@ from ..message.header import (
 from ..message.origin import find_origin
 from ..message.request_data import ATTRIBUTE, Arrival
 from ..runtime import Runtime
-from .dead_child import change_claim, discard_claim, is_alive, is_requeued, release_leases
-from .discarded import take_out
+from .dead_child import change_claim, is_alive, is_requeued, release_leases
+from .discarded import discard_claim, take_out
 
 logger = logging.getLogger("celery_singleton_lock")
 

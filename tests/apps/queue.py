@@ -30,9 +30,9 @@ from celery_singleton_lock import OnConflict, SingletonTask, singleton_task
 from celery_singleton_lock.core.store import QueuedRelease
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.key_queue import join as publish
-from celery_singleton_lock.key_queue import run_part as module
 from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redis.call_queue import RedisCallQueue
+from celery_singleton_lock.task import run as module
 from tests.apps.gate import Gate
 from tests.harness.journal import Journal
 

@@ -648,10 +648,10 @@ def test_a_release_that_cannot_be_resent_is_reported_once_and_left_to_the_parent
         assert bench.is_pending(lease)
         assert bench.heartbeat.sweep() is None
         bench.clock.advance(TTL)
-        bench.locker.queue.catch_up()
+        bench.locker.retry_queue.catch_up()
         failures = [e for e in bench.events if e.name is EventName.RELEASE_FAILED]
         assert [(e.key, e.data["frees_in"]) for e in failures] == [(lease.key, 0.0)]
-        bench.locker.queue.catch_up()
+        bench.locker.retry_queue.catch_up()
         assert bench.names().count(EventName.RELEASE_FAILED) == 1
 
 
@@ -713,7 +713,7 @@ def test_a_release_that_a_replica_refused_is_repeated_until_there_is_a_master(
     assert bench.is_pending(lease)
     replica(False)
     bench.clock.advance(1.0)
-    bench.locker.queue.catch_up()
+    bench.locker.retry_queue.catch_up()
     assert bench.is_free(lease.key)
     assert not bench.is_pending(lease)
     assert EventName.RELEASE_FAILED not in bench.names()
@@ -747,8 +747,8 @@ def test_an_acquire_that_repeats_a_release_that_was_not_carried_out_reports_its_
     bench.begin(lease.key)
     assert not bench.is_pending(lease)
     bench.clock.advance(1.0)
-    bench.locker.queue.catch_up()
-    assert bench.locker.queue.is_empty
+    bench.locker.retry_queue.catch_up()
+    assert bench.locker.retry_queue.is_empty
     assert losses(bench) == []
     assert EventName.RELEASE_FAILED not in bench.names()
 

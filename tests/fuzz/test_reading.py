@@ -24,7 +24,7 @@ from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.inspection import HeldKey
 from celery_singleton_lock.message.header import HEADER, SCHEDULED_AT_HEADER, Delivery
 from celery_singleton_lock.message.request_data import Arrival
-from celery_singleton_lock.on_conflict.rule import Outcome
+from celery_singleton_lock.on_conflict.rule import Conflict, Outcome
 from celery_singleton_lock.task.conflict import decide, is_overtaken
 from celery_singleton_lock.worker.request import SingletonRequestMixin
 from tests.harness.keys import name_in_store
@@ -105,11 +105,10 @@ def test_a_copy_is_never_read_as_older_than_what_it_is_a_copy_of(sequence: int) 
 def test_a_first_conflict_that_is_yet_to_come_counts_from_now() -> None:
     delivery = Delivery(token=Token("t", 0, 0, "n"), since=9e10)
     rule = OnConflict.retry(max_wait=10)
-    decision = decide(Relation.OTHER, delivery, rule, no_requeue=None, wall=1e9, waited=0.0)
-    assert (decision.outcome, decision.delivery.since) == (Outcome.REQUEUED, 1e9)
-    later = decide(
-        Relation.OTHER, decision.delivery, rule, no_requeue=None, wall=1e9 + 11, waited=0.0
-    )
+    copy = decide(Relation.OTHER, rule, Conflict(delivery, None, wall=1e9, waited=0.0)).copy
+    assert copy is not None
+    assert copy.since == 1e9
+    later = decide(Relation.OTHER, rule, Conflict(copy, None, wall=1e9 + 11, waited=0.0))
     assert later.outcome is Outcome.RAISE
 
 
@@ -136,9 +135,10 @@ def test_a_call_is_overtaken_once_by_each_holder_that_came_later(
     assert is_overtaken(delivery, record, NOW) is overtaken
     assert not is_overtaken(delivery, None, NOW)
     assert not is_overtaken(delivery, replace(record, kind=Kind.COOLING), NOW)
-    tried = {"no_requeue": None, "wall": NOW, "waited": 0.0}
     for one in (delivery, replace(delivery, started=True)):
-        again = decide(Relation.OTHER, one, OnConflict.retry(), **tried).delivery
+        conflict = Conflict(one, None, wall=NOW, waited=0.0)
+        again = decide(Relation.OTHER, OnConflict.retry(), conflict).copy
+        assert again is not None
         assert not is_overtaken(again, record, NOW + 1), "the same holder, at the next try"
     for copied_by_another_version in (replace(delivery, last=None), replace(delivery, since=None)):
         assert not is_overtaken(copied_by_another_version, record, NOW)

@@ -40,9 +40,8 @@ from celery_singleton_lock.errors import (
     StoreError,
     StoreUnavailable,
 )
-from celery_singleton_lock.key_queue.hint import token_of
 from celery_singleton_lock.key_queue.sweep import QueueSweep
-from celery_singleton_lock.message.header import HEADER
+from celery_singleton_lock.message.header import HEADER, Delivery
 from celery_singleton_lock.message.stored_message import StoredMessage
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.call_queue import RedisCallQueue
@@ -378,7 +377,7 @@ def test_a_sweep_passes_over_a_call_whose_result_can_not_be_read(
             app.late.apply_async((each, 0), queue=name, ignore_result=True)
         calls.key = app.late.lock_key(name, 0)
         (place,) = calls.queue.calls(calls.key, most=1, timeout=5.0)
-        calls.begin(token_of(StoredMessage.from_bytes(place.message).headers))
+        calls.begin(Delivery.of(StoredMessage.from_bytes(place.message).headers).token)
         calls.lose_lease()
         calls.queue.defer(calls.key, seconds=0.0, timeout=5.0)
         (unpublished,) = calls.queue.calls(app.late.lock_key(other, 0), most=1, timeout=5.0)
@@ -646,7 +645,7 @@ def test_a_call_whose_result_is_stored_does_not_run_again(
 ) -> None:
     """Its worker did not tell the store that it has ended, or, an older one, that it has begun."""
     results = [stage.app.late.apply_async((name, number), queue=name) for number in (0, 1)]
-    token = token_of({"id": results[0].id, HEADER: sent_header(stage, name)})
+    token = Delivery.of({"id": results[0].id, HEADER: sent_header(stage, name)}).token
     calls = calls_of(stage, name)
     if has_begun:
         calls.begin(token)

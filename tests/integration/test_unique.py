@@ -340,7 +340,7 @@ def test_a_publish_that_fails_after_an_unresponsive_store_frees_the_claim_that_i
         private_redis.resume()
         wait_until(lambda: claims_set() > before, "the server has done what it was asked")
     runtime = Runtime.of(unique.app)
-    wait_until(lambda: runtime.locker.queue.is_empty, "nothing waits for the store")
+    wait_until(lambda: runtime.locker.retry_queue.is_empty, "nothing waits for the store")
     assert runtime.store.leases.inspect(claim_key(unique.once, name)) is None
 
 

@@ -477,7 +477,7 @@ end:
       if :: IS_LATE -> publish(MYC, w[me].a) :: else fi;
       if :: key == me + 1 -> key = ORPHAN :: else fi;
       leave() }
-  /* The parent publishes what its dead child owes. [key_queue/ends_without_run.py of_dead_child] */
+  /* The parent publishes what its dead child owes. [key_queue/ends.py of_dead_child] */
   :: d_step { w[me].at == IDLE && noted[me] != NO_CALL ->
       if :: state[noted[me]] == HINTED -> publish(noted[me], stored[noted[me]]) :: else fi;
       noted[me] = NO_CALL }

@@ -318,9 +318,9 @@ end:
       verify() }
   /* It is dropped, and the store knows of another copy: it stays hinted. [stores/redis/lua/queue_acquire.lua] */
   :: d_step { w[me].at == ARRIVED && MYC != NO_CALL && REFUSED(MYC) && state[MYC] == HINTED && repeated[MYC] -> leave() }
-  /* The message of a call that waits is acknowledged. [key_queue/run_part.py QueueFeature.refused] */
+  /* The message of a call that waits is acknowledged. [key_queue/feature.py QueueFeature.refused] */
   :: d_step { w[me].at == DROPPING -> leave() }
-  /* The next call of the grant is published; then the body begins. [key_queue/run_part.py QueueFeature.granted] */
+  /* The next call of the grant is published; then the body begins. [key_queue/feature.py QueueFeature.granted] */
   :: d_step { w[me].at == GRANTED ->
       v = w[me].reply;
       publish_next();

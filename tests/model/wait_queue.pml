@@ -232,7 +232,7 @@ end:
       c[me].at = BODY;
       verify() }
 
-  /* The refusal is read: a waiting client continues to wait, the other one is skipped. [core/waiter.py Waiter.acquire] [task/acquire.py _refuse] */
+  /* The refusal is read: a waiting client continues to wait, the other one is skipped. [core/waiter.py Waiter.acquire] [task/acquire.py _carry_out] */
   :: d_step { c[me].request == NO ->
       if
       :: WAITS(me) ->

@@ -8,7 +8,7 @@ from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import Relation
 from celery_singleton_lock.message.header import Delivery
 from celery_singleton_lock.on_conflict import ACTIONS, OnConflict
-from celery_singleton_lock.on_conflict.rule import Decision, Outcome
+from celery_singleton_lock.on_conflict.rule import Conflict, Decision, Outcome
 from celery_singleton_lock.task.conflict import decide
 
 NEW = Delivery(token=Token("t", 0, 0, "a1"))
@@ -30,7 +30,7 @@ def decided(
     relation: Relation, delivery: Delivery, action: str, no_requeue: str | None = None
 ) -> Decision:
     rule = OnConflict.of(action)
-    return decide(relation, delivery, rule, no_requeue=no_requeue, wall=100.0, waited=0.0)
+    return decide(relation, rule, Conflict(delivery, no_requeue, wall=100.0, waited=0.0))
 
 
 @each_action
@@ -49,11 +49,12 @@ def test_a_new_call_above_the_rate_is_treated_by_its_on_conflict(action: str) ->
 @each_action
 def test_started_work_above_the_rate_is_requeued_until_it_may_start(action: str) -> None:
     rule = OnConflict.of(action)
-    decision = decide(
-        Relation.RATE, STARTED, rule, no_requeue=None, wall=100.0, waited=0.0, due_in=5.0
-    )
+    conflict = Conflict(STARTED, None, wall=100.0, waited=0.0, due_in=5.0)
+    decision = decide(Relation.RATE, rule, conflict)
     assert (decision.outcome, decision.queues_claim) == (Outcome.REQUEUED, True)
-    assert (decision.reason, decision.delivery.started) == ("rate", True)
+    assert decision.reason == "rate"
+    assert decision.copy is not None
+    assert decision.copy.started
     assert (decision.pace[0], decision.is_exact) == (5.0, True)
 
 
@@ -61,9 +62,7 @@ def test_started_work_above_the_rate_is_requeued_until_it_may_start(action: str)
 def test_a_call_waits_for_its_rate_within_its_timeout(waited: float, due_in: float) -> None:
     def decided(due_in: float) -> Decision:
         rule = OnConflict.wait(5)
-        return decide(
-            Relation.RATE, NEW, rule, no_requeue=None, wall=1.0, waited=waited, due_in=due_in
-        )
+        return decide(Relation.RATE, rule, Conflict(NEW, None, 1.0, waited, due_in))
 
     assert decided(due_in).outcome is Outcome.WAIT
     late = decided(5.0)
@@ -76,7 +75,8 @@ def test_started_work_that_meets_another_is_requeued_and_keeps_its_claim(
 ) -> None:
     decision = decided(Relation.OTHER, STARTED, action)
     assert (decision.outcome, decision.queues_claim) == (Outcome.REQUEUED, True)
-    assert decision.delivery.started
+    assert decision.copy is not None
+    assert decision.copy.started
 
 
 @each_action
@@ -86,7 +86,8 @@ def test_a_delivery_that_meets_its_own_attempt_is_requeued_and_leaves_the_claim_
 ) -> None:
     decision = decided(relation, NEW, action)
     assert (decision.outcome, decision.queues_claim) == (Outcome.REQUEUED, False)
-    assert decision.delivery.started, "else its copy could be skipped"
+    assert decision.copy is not None
+    assert decision.copy.started, "else its copy could be skipped"
 
 
 @each_action
@@ -96,7 +97,7 @@ def test_a_delivery_whose_work_another_has_done_or_goes_on_with_is_dropped(
     action: str, relation: Relation, delivery: Delivery
 ) -> None:
     decision = decided(relation, delivery, action)
-    assert (decision.outcome, decision.delivery) == (Outcome.DROP, delivery)
+    assert decision.outcome is Outcome.DROP
 
 
 @pytest.mark.parametrize("relation", [Relation.OTHER, Relation.EARLIER, Relation.DUPLICATE])

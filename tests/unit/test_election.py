@@ -265,7 +265,7 @@ def test_a_grant_whose_reply_was_lost_blocks_no_candidate_for_a_ttl(
     assert bench.store.leases.inspect(KEY) is not None
     bench.store.away = False
     bench.clock.advance(POLL)
-    a._locker.queue.catch_up()
+    a._locker.retry_queue.catch_up()
     assert a.campaign()
 
 

@@ -244,7 +244,7 @@ def test_an_acquire_never_answered_is_released_until_the_store_answers(
         bench.locker.acquire(request())
     assert bench.notes.held, "the parent may release it, should this process die"
     bench.clock.advance(1.0)
-    bench.locker.queue.catch_up()
+    bench.locker.retry_queue.catch_up()
     assert bench.nothing_is_held()
     assert bench.events == []
 
@@ -261,14 +261,14 @@ def test_an_acquire_of_a_queued_call_is_undone_after_the_end_of_its_lease(
         bench.locker.acquire(queued)
     assert bench.notes.held
     bench.clock.advance(queued.ttl)
-    bench.locker.queue.catch_up()
+    bench.locker.retry_queue.catch_up()
     assert not bench.notes.held, "a process has few notes, and the lease has ended"
-    assert not bench.locker.queue.is_empty
+    assert not bench.locker.retry_queue.is_empty
     released = bench.names().count("release")
     bench.clock.advance(away - queued.ttl)
-    bench.locker.queue.catch_up()
+    bench.locker.retry_queue.catch_up()
     assert bench.names().count("release") == released + is_undone
-    assert bench.locker.queue.is_empty
+    assert bench.locker.retry_queue.is_empty
 
 
 def test_a_copy_that_joined_before_the_acquire_of_its_call_was_undone_is_due_at_once(
@@ -287,7 +287,7 @@ def test_a_copy_that_joined_before_the_acquire_of_its_call_was_undone_is_due_at_
     copy = join(sequence=1, asked=(asked.token.nonce,))
     assert queue.join(copy, timeout=1) == (Place.WAITING, 0)
     bench.clock.advance(1.0)
-    bench.locker.queue.catch_up()
+    bench.locker.retry_queue.catch_up()
     assert queue.due(Keyspace.shard(KEY), limit=9, timeout=1) == [KEY]
 
 
@@ -304,7 +304,7 @@ def test_the_releases_of_bodies_find_room_beside_those_of_acquires_never_answere
     bench.store.cues["release"] = [(False, StoreUnavailable("away"))] * 2
     bench.locker.release(lease, give(lease))
     bench.clock.advance(1.0)
-    bench.locker.queue.catch_up()
+    bench.locker.retry_queue.catch_up()
     assert bench.store.leases.inspect(KEY) is None
     assert bench.events[-1].name is EventName.RELEASED
 
@@ -481,10 +481,10 @@ def test_a_release_is_repeated_until_the_store_carries_it_out(bench: Bench, refu
     assert len(bench.heartbeat) == 0, "a key that can't be released is renewed no more"
     for _ in range(2):
         bench.clock.advance(1.0)
-        bench.locker.queue.catch_up()
+        bench.locker.retry_queue.catch_up()
         assert bench.notes.held, "the parent may release it, should this process die"
     bench.clock.advance(1.0)
-    bench.locker.queue.catch_up()
+    bench.locker.retry_queue.catch_up()
     assert bench.nothing_is_held()
     assert [(event.name, event.data.get("action")) for event in bench.events[1:]] == [
         (EventName.STORE_UNREACHABLE, "released-later"),
@@ -502,13 +502,13 @@ def test_a_release_fails_when_it_is_given_up_and_not_before(bench: Bench) -> Non
     bench.locker.release(lease, give(lease))
     for _ in range(5):
         bench.clock.advance(1.0)
-        bench.locker.queue.catch_up()
+        bench.locker.retry_queue.catch_up()
         assert EventName.RELEASE_FAILED not in [event.name for event in bench.events]
     bench.clock.advance(1.0)
-    bench.locker.queue.catch_up()
+    bench.locker.retry_queue.catch_up()
     assert bench.events[-1].name is EventName.RELEASE_FAILED
     assert bench.events[-1].data == {"error": "away", "frees_in": 0.0}
-    assert bench.locker.queue.is_empty
+    assert bench.locker.retry_queue.is_empty
 
 
 def test_a_release_that_is_left_when_the_process_ends_fails(bench: Bench) -> None:
@@ -516,7 +516,7 @@ def test_a_release_that_is_left_when_the_process_ends_fails(bench: Bench) -> Non
     assert isinstance(lease, Lease)
     bench.store.cues["release"] = away(2)
     bench.locker.release(lease, give(lease))
-    bench.locker.queue.end()  # waits for a second
+    bench.locker.retry_queue.end()  # waits for a second
     assert bench.events[-1].name is EventName.RELEASE_FAILED
     assert bench.events[-1].data["frees_in"] == pytest.approx(5, abs=0.1)
 
@@ -527,10 +527,10 @@ def test_a_release_that_the_store_refuses_for_the_whole_ttl_fails(bench: Bench) 
     bench.store.cues["release"] = [(False, StoreError("read-only"))] * 100
     bench.locker.release(lease, give(lease))
     bench.clock.advance(lease.ttl)
-    bench.locker.queue.catch_up()
+    bench.locker.retry_queue.catch_up()
     assert bench.events[-1].name is EventName.RELEASE_FAILED
     assert bench.events[-1].data == {"error": "read-only", "frees_in": 0.0}
-    assert bench.locker.queue.is_empty
+    assert bench.locker.retry_queue.is_empty
 
 
 @pytest.mark.parametrize("refuses", [False, True])
@@ -545,7 +545,7 @@ def test_the_completion_record_of_a_release_is_written_after_an_outage_longer_th
     done = replace(give(lease), completion=CompletionState.DONE, completion_ttl=3600.0)
     bench.locker.release(lease, done)
     bench.clock.advance(60.0)
-    bench.locker.queue.catch_up()
+    bench.locker.retry_queue.catch_up()
     duplicate = replace(asked, token=replace(asked.token, nonce="redelivered"))
     reply = bench.locker.acquire(duplicate)
     assert isinstance(reply, Refused)
@@ -565,8 +565,8 @@ def test_a_repeated_release_leaves_the_lease_of_the_next_holder(bench: Bench) ->
     other = bench.locker.acquire(request())
     assert isinstance(other, Lease)
     bench.clock.advance(1.0)
-    bench.locker.queue.catch_up()
-    assert bench.locker.queue.is_empty
+    bench.locker.retry_queue.catch_up()
+    assert bench.locker.retry_queue.is_empty
     record = bench.store.leases.inspect(KEY)
     assert record is not None
     assert record.token == str(other.token)
@@ -581,7 +581,7 @@ def test_a_key_cools_down_no_longer_because_its_release_was_repeated(
     bench.store.cues["release"] = away(2)
     bench.locker.release(lease, Release.of(lease, min_hold=min_hold))
     bench.clock.advance(4.0)
-    bench.locker.queue.catch_up()
+    bench.locker.retry_queue.catch_up()
     record = bench.store.leases.inspect(KEY)
     assert (record.ttl if record else 0.0) == pytest.approx(left)
 

@@ -1024,7 +1024,7 @@ def test_the_claim_of_a_call_that_was_not_published_is_freed_when_the_store_answ
             sync.apply_async(countdown="soon")  # Celery refuses it
     assert len(bench.claims()) == 1
     bench.clock.advance(1.0)
-    Runtime.of(bench.app).locker.queue.catch_up()
+    Runtime.of(bench.app).locker.retry_queue.catch_up()
     assert bench.claims() == []
 
 

@@ -35,7 +35,7 @@ class Bench:
         self.asked: list[Any] = []
         self.given_up: list[Any] = []
         #: What `ask` knows of a runtime.
-        self.runtime: Any = SimpleNamespace(locker=SimpleNamespace(queue=self.queue))
+        self.runtime: Any = SimpleNamespace(locker=SimpleNamespace(retry_queue=self.queue))
 
     def put(self, name: Any, ttl: float = 60.0) -> str:
         return self.queue.put(lambda store: self.asked.append(name), ttl, self.given_up.append)

@@ -83,7 +83,7 @@ def parent_heartbeat(app: Celery, is_over: IsOver) -> None:
 
 
 def retry_queue(app: Celery, is_over: IsOver) -> None:
-    Runtime.of(app).locker.queue.put(fail, 60.0, print)
+    Runtime.of(app).locker.retry_queue.put(fail, 60.0, print)
 
 
 def queue_sweep(app: Celery, is_over: IsOver) -> None:

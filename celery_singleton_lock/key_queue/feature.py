@@ -98,7 +98,7 @@ class QueueFeature(Feature):
         if (following := getattr(lease, "following", None)) is not None:
             publish_hint(self.run.task.app, self._queue, following)
 
-    def answer(self, request: Acquire) -> None:
+    def before_asking(self, request: Acquire) -> None:
         """Ask for the key in whose queue the call is, whatever the key template says by now.
 
         A header is no evidence of a place: a foreign publisher may name any key.
@@ -216,13 +216,6 @@ class QueueFeature(Feature):
         raise Ignore
 
 
-def publish_next(run: Run, hint: Hint) -> None:
-    """Publish the call that follows the one of ``run`` in the queue of its key."""
-    queue = run.runtime.store.call_queue
-    assert queue is not None, "a store without queues hints no call"
-    publish_hint(run.task.app, queue, hint)
-
-
 def leave(run: Run, ending: Ending) -> None:
     """Take a call out that has ended without a lease, or a sweep would publish it again.
 
@@ -257,7 +250,7 @@ def _take_out(run: Run, queue: CallQueue, key: str, ending: Ending) -> None:
         def give_up(why: object) -> None:
             runtime.outages.report(why, "not-recorded", **call, repeats=True)
 
-        if refusal := runtime.locker.queue.put(again, ttl, give_up, error=exc):
+        if refusal := runtime.locker.retry_queue.put(again, ttl, give_up, error=exc):
             give_up(refusal)
         else:
             runtime.outages.report(exc, "recorded-later", **call, repeats=True)
