@@ -66,8 +66,8 @@ class QueueFeature(Feature):
         return cls(run, queue) if queue and (is_queue or run.delivery.queue) else None
 
     @classmethod
-    def of_paused(cls, run: Run, request: Acquire) -> QueueFeature | None:
-        """The queue that keeps a call whose key is paused; None: none can.
+    def of_parked(cls, run: Run, request: Acquire) -> QueueFeature | None:
+        """The queue that keeps a call whose key is paused or above its rate; None: none can.
 
         It would keep the message without the arguments that later calls may give to it.
         """
@@ -119,7 +119,7 @@ class QueueFeature(Feature):
             self._drop("queued")
         if relation is Relation.RATE and refused.hint is not None:
             return self._too_early(refused, refused.hint)
-        if relation not in (Relation.UNQUEUED, Relation.PAUSED):
+        if relation not in (Relation.UNQUEUED, Relation.PAUSED, Relation.RATE):
             return False
         if (obstacle := why_not(self.run.task, self.run.request)) is not None:
             state = "is in use" if refused.record else "lets no call start yet"
@@ -188,7 +188,7 @@ class QueueFeature(Feature):
         assert capture.message is not None, "Celery publishes through the producer that it is given"
         claim, claim_ttl = claim_of(run.runtime, run.key, capture.message)
         rule = run.policy.on_conflict
-        most = None  # a call that waits because its key is paused is refused by no limit
+        most = None  # a call that is parked is refused by no limit
         if isinstance(rule, Queue) and not delivery.started:
             most = rule.max_waiting
         return Join(

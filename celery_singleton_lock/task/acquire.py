@@ -18,7 +18,7 @@ from ..celery_compat import driver_of
 from ..core.backoff import AGAIN, backoff
 from ..core.events import EventName
 from ..core.lease import Holder, Lease, Token
-from ..core.store import Acquire, Refused, Relation
+from ..core.store import Acquire, Refused, Relation, rate_of
 from ..core.waiter import Waiter
 from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..key_queue.feature import QueueFeature
@@ -31,7 +31,7 @@ from ..on_conflict.rule import Conflict, Decision, Outcome
 from ..option_values import OnStoreError
 from . import claim_changes
 from .cancel_running import CancelRunningFeature
-from .conflict import decide, is_overtaken
+from .conflict import decide, is_early, is_overtaken
 from .ending import leave_queue
 from .period import Period
 from .rate import RateFeature
@@ -60,10 +60,13 @@ _NOT_RUN: Final = (
     'The call has not run; send it again, or choose another on_conflict ("wait" and "retry" wait, '
     '"skip" ends quietly).'
 )
-_ABOVE_RATE: Final = (
-    "The call has not run; send it again later. "
-    'With on_conflict="queue", each call runs when the rate lets it start.'
-)
+_ADVICE: Final = {
+    Relation.RATE: (
+        "The call has not run; send it again later. "
+        'With on_conflict="queue", each call runs when the rate lets it start.'
+    ),
+    Relation.PAUSED: "The call has not run; send it again when the key is resumed.",
+}
 # The relations of a refusal that say nothing about the id of this message.
 _OF_ANY_MESSAGE: Final = (
     Relation.OTHER,
@@ -152,16 +155,17 @@ class _Tries:
         if _is_of_another_message(run, refused):
             self._request = replace(self._request, token=_renamed(run))
             return None
-        if refused.relation is Relation.PAUSED:
-            self._park()
+        parks = refused.relation is Relation.PAUSED or is_early(refused, run.delivery)
+        if parks:
+            self._park(refused)
         waiter = self.asking.waiter
         try:
             decision = _decision_about(run, refused, ahead, self._waited)
         except StoreError as exc:
-            if refused.relation is not Relation.PAUSED:
+            if not parks:
                 raise
-            # The store has answered that the key is paused, so on_store_error decides nothing.
-            return self._not_parked(exc)
+            # The store has answered that no call may start, so on_store_error decides nothing.
+            return self._not_parked(refused, exc)
         if decision is None:
             return None
         if waiter is None or decision.outcome is not Outcome.WAIT:
@@ -172,24 +176,25 @@ class _Tries:
         waiter.wait(refused, self._timeout - self._waited)
         return None
 
-    def _park(self) -> None:
+    def _park(self, refused: Refused) -> None:
         """Ask as a call of the queue of the key from now on: whatever its rule, it waits there."""
         run = self._run
-        feature = QueueFeature.of_paused(run, self._request)
+        feature = QueueFeature.of_parked(run, self._request)
         if feature is None:
             return
-        run.emit(EventName.CONFLICT, outcome="parked", reason="paused")
+        due_in = {} if refused.relation is Relation.PAUSED else _due_in(refused)
+        run.emit(EventName.CONFLICT, outcome="parked", reason=str(refused.relation), **due_in)
         if self.asking.waiter is not None:
             self.asking.waiter.leave()
             self.asking.waiter = None
         run.features = [*run.features, feature]
         self._request = feature.prepare(self._request)
 
-    def _not_parked(self, error: StoreError) -> Decision:
-        """Requeue a call whose key is paused, since the store has not kept its message."""
+    def _not_parked(self, refused: Refused, error: StoreError) -> Decision:
+        """Requeue a call that may not start yet, since the store has not kept its message."""
         run = self._run
         run.report_outage(error, "requeued")
-        decision = _decide(run, Relation.PAUSED, self._waited)
+        decision = _decide(run, refused.relation, self._waited, refused.retry_after or 0.0)
         if isinstance(error, StoreUnavailable) and decision.copy is not None:
             # It may have kept the message. The copy asks as a call of the queue, and replaces it.
             return replace(decision, copy=replace(decision.copy, queue=run.key))
@@ -310,7 +315,10 @@ def _retain(run: TaskRun, request: Acquire, error: StoreError, failures: int) ->
     rule = run.policy.on_store_error
     retries = rule is OnStoreError.RETRY and not run.eager
     requeues = retries and why_not(run.task, run.request) is None
-    if request.queued:  # the copy must tell the store that no body has begun, if this was granted
+    if not request.queued:
+        if rate_of(request) is not None:  # a grant has counted: that must not refuse the copy
+            run.delivery = replace(run.delivery, started=True)
+    else:  # the copy must tell the store that no body has begun, if this was granted
         asked = (*run.delivery.asked, request.token.nonce)
         run.delivery = replace(run.delivery, asked=asked)
     run.report_outage(error, "requeued" if requeues else "retried" if retries else str(rule))
@@ -370,10 +378,9 @@ def _carry_out(run: TaskRun, decision: Decision, refused: Refused) -> Any:
         if is_overtaken(run.delivery, refused.record, run.runtime.clock.wall()):
             copy = replace(copy, tries=max(0, copy.tries - 1))
         requeue(run, copy, decision.pace, decision.reason, claim, exact=decision.is_exact)
-    is_rate = refused.relation is Relation.RATE
-    if is_rate:
+    if refused.relation is Relation.RATE:
         run.free_claim()  # the script knew what another holder would mean, and not for how long
-    advice = _ABOVE_RATE if is_rate else _NOT_RUN
+    advice = _ADVICE.get(refused.relation, _NOT_RUN)
     raise LockConflict(
         f"{refused.explain(run.key, run.policy.limit)}, and {decision.reason}. {advice}",
         run.key,
@@ -385,7 +392,12 @@ def _carry_out(run: TaskRun, decision: Decision, refused: Refused) -> Any:
 def _report_conflict(run: TaskRun, decision: Decision, refused: Refused) -> None:
     data: dict[str, Any] = {"outcome": str(decision.outcome), "reason": decision.reason}
     if refused.relation is Relation.RATE:
-        data |= {"reason": "rate", "retry_after": round(refused.due_in, 3)}
+        data |= {"reason": "rate", **_due_in(refused)}
     if run.delivery.tries or run.delivery.since is not None:
         data["again"] = True
     run.emit(EventName.CONFLICT, holder=refused.known_holder, **data)
+
+
+def _due_in(refused: Refused) -> dict[str, Any]:
+    """The data of an event of a call above the rate of its key."""
+    return {"retry_after": round(refused.due_in, 3)}

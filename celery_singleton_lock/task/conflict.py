@@ -21,7 +21,7 @@ from typing import Final
 
 from ..core.backoff import AGAIN, PAUSED, SHORTLY
 from ..core.lease import Kind, Record
-from ..core.store import Relation
+from ..core.store import Refused, Relation
 from ..message.header import Delivery
 from ..on_conflict.rule import Conflict, Decision, OnConflict, Outcome
 
@@ -61,6 +61,15 @@ def decide(relation: Relation, rule: OnConflict, conflict: Conflict) -> Decision
         return Decision(Outcome.REQUEUED, "rate", started, pace, True, is_exact=True)
     pace = SHORTLY if relation is Relation.EARLIER else AGAIN
     return Decision(Outcome.REQUEUED, _REASONS[relation], started, pace)
+
+
+def is_early(refused: Refused, delivery: Delivery) -> bool:
+    """Whether only the rate keeps work from starting that may have begun.
+
+    It waits in the queue of its key. If all such calls were requeued for the time of the next
+    start, all of them would come back then, and all but one again and again.
+    """
+    return refused.relation is Relation.RATE and delivery.started and refused.hint is None
 
 
 def is_overtaken(delivery: Delivery, record: Record | None, wall: float) -> bool:

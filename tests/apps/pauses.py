@@ -16,7 +16,7 @@ import redis
 from celery import Celery
 from celery.signals import task_success
 
-from celery_singleton_lock import current_lease, pause, singleton_task
+from celery_singleton_lock import OnConflict, current_lease, pause, singleton_task
 from tests.apps.gate import Gate
 from tests.harness.journal import Journal
 
@@ -67,7 +67,8 @@ rules = {
 late = task("late", on_conflict="skip", acks_late=True, reject_on_worker_lost=True)
 unsafe = {rule: task(f"store-{rule}", on_store_error=rule) for rule in ("run", "raise", "retry")}
 limited = task("limited", limit=2, on_conflict="retry")
-unique = task("unique", unique="until_done")
+unique = task("unique", unique="until_done", unique_for=3)
+newest = task("newest", on_conflict=OnConflict.cancel_running(within=0.2))
 debounced = task("debounced", debounce=0.5)
 
 

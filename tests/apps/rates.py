@@ -1,13 +1,20 @@
-"""Tasks of several ``on_conflict`` whose keys have a rate. Bodies note the fence of their lease."""
+"""Tasks of several ``on_conflict`` whose keys have a rate. Bodies note the fence of their lease.
+
+Its environment: LOSES=1: the first grants of the tasks in ``lost`` have no reply.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import Any
 
 from celery import Celery
 
 from celery_singleton_lock import OnConflict, Rate, current_lease, singleton_task
+from celery_singleton_lock.core.store import Acquire, Granted, Refused
+from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.stores.redis.leases import RedisLeases
 from tests.harness.journal import Journal
 
 app = Celery("rates", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
@@ -43,4 +50,30 @@ refuse = task("refuse", rate="10/m", on_conflict="raise")
 wait = task("wait", rate=4, on_conflict="wait")
 impatient = task("impatient", rate="10/m", on_conflict=OnConflict.wait(0.2))
 unique = task("unique", rate="10/m", on_conflict="skip", unique="until_done")
+crowd = task("crowd", rate=Rate(10, burst=6), limit=6, on_conflict="skip")
+limited_in_time = task("limited_in_time", rate="40/m", on_conflict="queue")
+kept = task("kept", rate=2, on_conflict="skip", hold_on_retry=False)
+# Their first grant has no reply, and the store does not answer their next requests either.
+lost = {
+    rule: task(f"lost_{rule}", rate="20/m", on_conflict=rule)
+    for rule in ("skip", "revoke", "raise", "wait")
+}
+
+
+def lose_first_grants() -> None:
+    acquire, asked = RedisLeases.acquire, Counter[str]()
+
+    def lossy(leases: RedisLeases, request: Acquire, *, timeout: float) -> Granted | Refused:
+        key = request.slots[0]
+        asked[key] += ".lost_" in key
+        reply = acquire(leases, request, timeout=timeout) if asked[key] <= 1 else None
+        if 1 <= asked[key] <= 2:
+            raise StoreUnavailable("the reply was lost")
+        return reply or acquire(leases, request, timeout=timeout)
+
+    RedisLeases.acquire = lossy  # type: ignore[method-assign]
+
+
+if os.environ.get("LOSES"):
+    lose_first_grants()
 several = task("several", rate=Rate("3/m", burst=3), limit=2, on_conflict="skip")

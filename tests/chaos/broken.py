@@ -214,6 +214,13 @@ def _without_rate() -> None:
             _edit(script, b"local rate_key,", b"burst = burst * 100\nlocal rate_key,")
 
 
+def _without_pause() -> None:
+    """A paused key is granted like any other."""
+    for script in redis_scripts.Script.known.copy().values():
+        if b"pause = pauses and" in script.source:
+            _edit(script, b"pause = pauses and", b"pause = false and")
+
+
 def _without_message() -> None:
     """A call that joins at a worker gets a place, and its message is not stored."""
     store = b"redis.call('HSET', calls, '+' .. id, ARGV[7])"
@@ -264,6 +271,7 @@ BREAKAGES: dict[str, Callable[[], None]] = {
     "tasks-beside-hold": _without_tasks_beside_hold,
     "head-check": _without_head_check,
     "rate": _without_rate,
+    "pause": _without_pause,
     "message": _without_message,
     "looks": _without_looks,
     "absent": _absent_means_ended,

@@ -30,7 +30,7 @@
                 a release that was given up was reported in the log; ``fence``, ``error``
     revoked     the campaign has asked the workers to revoke a call
     refused     the lock raised LockConflict, whether or not Celery could store that
-    parked      its key was paused, and the store keeps its message from now on
+    parked      its key was paused, or above its rate, and the store keeps its message from now on
     pause       a key (``key``; empty: all) of ``scope`` was paused, from ``at`` to ``until``
     resumed     that pause was ended; ``since``: when this was first asked for
     skip        the call ended without having run, because its key was held

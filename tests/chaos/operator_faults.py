@@ -13,9 +13,14 @@ from celery_singleton_lock.errors import StoreError
 from tests.chaos.schedule import Fault
 from tests.chaos.site import Site, now
 
-#: The scopes of the tasks whose keys are paused; the number of keys that a campaign has at least.
-SCOPES = ("chaos", "chaos-limit", "chaos-queue", "chaos-several", "chaos-rate")
-_KEYS = 8
+#: The scopes that are paused, and keys of each that a campaign has.
+SCOPES = {
+    "chaos": tuple(f"k{number}" for number in range(8)),
+    "chaos-limit": ("limited",),
+    "chaos-queue": tuple(f"queue{number}" for number in range(3)),
+    "chaos-several": ("queued_several",),
+    "chaos-rate": tuple(f"rate{number}" for number in range(3)),
+}
 #: Seconds between two tries while the store is away.
 _AGAIN = 0.2
 
@@ -27,8 +32,8 @@ def strike(site: Site, fault: Fault) -> str:
     the return of `pause` to the call of `resume`, or to the end of the duration.
     """
     draw = int(fault.chance * 1009)
-    scope = SCOPES[draw % len(SCOPES)]
-    key = f"k{draw // 7 % _KEYS}" if fault.name == "pause-key" else None
+    scope, keys = list(SCOPES.items())[draw % len(SCOPES)]
+    key = keys[draw // 7 % len(keys)] if fault.name == "pause-key" else None
     has_end = bool(draw % 2)
     begin = now()
     duration = fault.seconds if has_end else None

@@ -206,6 +206,15 @@ VARIANTS = (
     ),
     # A call above its rate begins.
     _variant("no-rate", Kind.RATE, broken="rate", mix={"rated": 1}, lengths=_SHORT),
+    # A call of a paused key begins.
+    _variant(
+        "no-pause",
+        Kind.PAUSED,
+        broken="pause",
+        mix={"queued": 1, "late": 1, "rated": 1},
+        faults=("pause-key", "pause-scope"),
+        lengths=_SHORT,
+    ),
     # The place of such a call is stored, and its message is not.
     _variant("no-message", Kind.JOB_LOST, broken="message", mix={"queued": 1}, drains_after=8.0),
     # A call that died with its process after it was acknowledged is at the head for ever.

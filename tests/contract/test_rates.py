@@ -216,6 +216,18 @@ def test_the_claim_of_a_message_that_ends_is_freed(store: Store) -> None:
             give(store, key, token, claim=freed(claim))
 
 
+def test_a_store_that_comes_back_empty_lets_one_more_burst_start(store: Store, key: str) -> None:
+    if not isinstance(store, RedisStore):
+        pytest.skip("its times are not keys")
+    rate = Rate("10/h", burst=2)
+    for _ in range(2):
+        start(store, key, rate)
+    store.operators.free(Keyspace.rate(key), None)
+    for _ in range(2):
+        start(store, key, rate)
+    left(store, key, rate)
+
+
 def test_the_time_of_a_key_expires_when_it_has_passed(store: Store) -> None:
     if store.operators is None or store.capabilities.name == "memory":
         pytest.skip("its times are not keys")

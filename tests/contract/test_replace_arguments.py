@@ -14,6 +14,7 @@ import pytest
 
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Phase, Token
+from celery_singleton_lock.core.pauses import Pause
 from celery_singleton_lock.core.store import (
     ARGUMENTS_FOR,
     ClaimChange,
@@ -133,6 +134,18 @@ def test_a_refusal_returns_no_arguments_and_leaves_them_replaceable(store: Redis
     assert reply.relation is Relation.OTHER
     assert message.replace(b"newest") is Replaced.YES
     give(store, message.key, other)
+    assert message.start() == b"newest"
+
+
+def test_they_are_kept_while_the_key_is_paused(store: RedisStore) -> None:
+    message = Message(store, new_key())
+    message.replace(b"newest")
+    pause = Pause(name=message.key, user="anna", host="web1")
+    store.pauses.pause(pause, timeout=TIMEOUT)
+    store.runner.connections.run([("PEXPIRE", message.arguments, "60000")], TIMEOUT)
+    assert relation_of(ask(store, message.key, message.token, claim=message.change)) == "paused"
+    assert message.ttl > ARGUMENTS_FOR - LONG, "as long as the message may come back"
+    store.pauses.resume(message.key, timeout=TIMEOUT)
     assert message.start() == b"newest"
 
 

@@ -18,7 +18,7 @@ from celery_singleton_lock import (
     pause,
     resume,
 )
-from celery_singleton_lock.core.keyspace import CallQueueNames
+from celery_singleton_lock.core.keyspace import CallQueueNames, Keyspace
 from celery_singleton_lock.core.pauses import Pause
 from celery_singleton_lock.doctor import Severity
 from celery_singleton_lock.instrumentation import calls_paused, calls_resumed
@@ -133,6 +133,47 @@ def test_a_call_waits_though_the_paused_key_is_held_and_the_running_one_goes_on(
     assert second.get(timeout=30) == 1
 
 
+def test_a_paused_call_does_not_cancel_the_running_one(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    task = stage.app.newest
+    running = task.delay(name, 0, gate=name)
+    wait_until(lambda: stage.starts(name), "a body runs")
+    paused(stage, task, name)
+    second = task.delay(name, 1)
+    wait_until(lambda: in_queue(stage, task, name) == 1, "the second call waits in the store")
+    time.sleep(1.5)  # several times the time within which a newer call is noticed
+    stage.open(name)
+    assert running.get(timeout=30) == 0
+    resumed(stage, task, name)
+    assert second.get(timeout=30) == 1
+
+
+def test_a_call_that_waits_for_its_key_in_a_worker_waits_in_the_store_when_that_is_paused(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    task = stage.app.rules["wait"]
+    running = task.delay(name, 0, gate=name)
+    wait_until(lambda: stage.starts(name), "a body runs")
+    waiting = task.delay(name, 1)
+    queue = Keyspace.wait_queue(task.lock_key(name))
+    wait_until(lambda: stage.redis.exists(queue), "the second call waits for the key")
+    paused(stage, task, name)
+    stage.open(name)
+    assert running.get(timeout=30) == 0
+    parked(stage, task, name, 1)
+    assert len(stage.starts(name)) == 1
+    resumed(stage, task, name)
+    assert waiting.get(timeout=30) == 1
+
+
+def test_an_eager_call_of_a_paused_key_fails_and_says_what_to_do(stage: Stage, name: str) -> None:
+    task = stage.app.rules["skip"]
+    paused(stage, task, name)
+    with pytest.raises(LockConflict, match="send it again when the key is resumed"):
+        task.apply((name,)).get()
+
+
 @pytest.mark.parametrize("rule", ["skip", "retry", "cancel_running", "queue"])
 def test_a_message_without_a_header_runs_once(
     stage: Stage, worker: CeleryWorker, name: str, rule: str
@@ -229,6 +270,7 @@ def test_the_claim_of_a_unique_call_lasts_as_long_as_its_pause(
     paused(stage, task, name)
     first = task.delay(name)
     parked(stage, task, name, 1)
+    time.sleep(4)  # longer than its unique_for
     assert task.delay(name).id == first.id
     resumed(stage, task, name)
     assert first.get(timeout=30) == 0

@@ -20,7 +20,7 @@ MOMENT = 0.002
 
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
-    return stage.worker(concurrency=3)
+    return stage.worker(concurrency=3, env={"LOSES": "1"})
 
 
 def in_queue(stage: Stage, task: Any, name: str) -> int:
@@ -182,6 +182,50 @@ def test_an_attempt_of_a_call_that_began_is_not_skipped_and_counts(
     between = seconds_between(stage, name)
     assert len(between) == 2
     assert min(between) > 0.5 - MOMENT
+
+
+def test_retries_above_the_rate_wait_in_the_store_instead_of_coming_back_together(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    task, numbers = stage.app.crowd, list(range(6))
+    results = [task.delay(name, number, attempts=2) for number in numbers]
+    assert [result.get(timeout=30) for result in results] == numbers
+    requeued = [one.id for one in results if f"requeued: rates.crowd[{one.id}]" in worker.log]
+    assert requeued == []
+    received = [worker.log.count(f"[{result.id}] received") for result in results]
+    assert max(received) <= 4, "the call, its retry, and for its time; once more if that changed"
+    wait_until(lambda: in_queue(stage, task, name) == 0, "the queue is empty")
+
+
+@pytest.mark.parametrize("rule", ["skip", "revoke", "raise", "wait"])
+def test_no_call_is_dropped_because_of_its_own_start_that_nobody_heard_of(
+    stage: Stage, worker: CeleryWorker, name: str, rule: str
+) -> None:
+    """The store counted a start, and its reply was lost: no body began."""
+    task = stage.app.lost[rule]
+    result = task.delay(name, 1)
+    assert result.get(timeout=30) == 1
+    log = [line for line in worker.log.splitlines() if result.id in line]
+    assert any("reason=rate" in line for line in log), "its own start has refused it"
+
+
+def test_a_call_that_expires_while_it_waits_for_its_time_never_runs(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    task = stage.app.limited_in_time
+    assert task.delay(name, 1).get(timeout=30) == 1
+    late = task.apply_async((name, 2), expires=0.7)
+    last = task.delay(name, 3)
+    assert last.get(timeout=30) == 3
+    assert late.state == "REVOKED"
+    assert [start.data["number"] for start in stage.starts(name)] == [1, 3]
+
+
+def test_a_retry_that_reserves_no_key_waits_for_its_time(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    assert stage.app.kept.delay(name, 1, attempts=2).get(timeout=30) == 1
+    assert seconds_between(stage, name)[0] > 0.5 - MOMENT
 
 
 def test_a_retry_of_a_call_in_order_keeps_its_place(

@@ -26,5 +26,5 @@ local reply = acquire()
 local is_granted = type(reply) == 'string' or reply[1] == 'granted'
 local waits = reply[1] == 'other' or reply[1] == 'rate'
 if not is_granted and waits and ARGV[7] == '1' then redis.call('DEL', key)
-elseif is_granted or waits then keep() end
+elseif is_granted or waits or reply[1] == 'paused' then keep() end
 return {reply, is_granted and newest or false}
