@@ -1,6 +1,7 @@
 """The queue of a key lives in Redis as in memory: random steps, whose replies and states are equal.
 
-The limit changes on the way, and another client holds one of the slots for a while.
+The limit changes on the way, another client holds one of the slots for a while, an operator pauses
+the key or its scope, and in half of the runs a rate lets no more than a burst begin.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from celery_singleton_lock.core.call_queue import Hint, Removal
-from celery_singleton_lock.core.keyspace import CallQueueNames
+from celery_singleton_lock.core.keyspace import CallQueueNames, Keyspace
 from celery_singleton_lock.core.lease import Kind, Token
+from celery_singleton_lock.core.pauses import Pause
+from celery_singleton_lock.core.rate import Rate
 from celery_singleton_lock.core.store import Granted, GrantedInTurn, Refused
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -28,6 +31,8 @@ from tests.harness.calls import Calls
 from tests.harness.deliveries import wait_until
 
 _MOST = 4
+#: After the burst, nothing begins until the end of the run.
+_RATE = Rate("1/d", burst=6)
 
 
 def shown(reply: Any) -> Any:
@@ -47,14 +52,22 @@ class QueueSideBySide(RuleBasedStateMachine):
     store: RedisStore
     client: redis.Redis
 
-    @initialize(late=st.booleans(), limit=st.integers(1, 3))
-    def begin(self, late: bool, limit: int) -> None:
+    @initialize(late=st.booleans(), limit=st.integers(1, 3), rate=st.sampled_from((None, _RATE)))
+    def begin(self, late: bool, limit: int, rate: Rate | None) -> None:
         stores = self.store, MemoryStore(ManualClock())
         self.sides = [Calls(store, late=late, limit=limit, slots=_MOST) for store in stores]
         self.key = self.sides[1].key = self.sides[0].key
         self.tokens: dict[str, Token] = {}
         self.begun: set[str] = set()
         self.holder: Token | None = None
+        self.rate, self.grants, self.paused = rate, 0, list[str]()
+
+    def teardown(self) -> None:
+        for name in getattr(self, "paused", ()):  # other runs have the same server
+            self.pauses(self.sides[0]).resume(name, timeout=TIMEOUT)
+
+    def pauses(self, calls: Calls) -> Any:
+        return calls.store.pauses
 
     def both(self, step: Callable[[Calls], Any]) -> Any:
         on_server, in_memory = (shown(step(calls)) for calls in self.sides)
@@ -87,7 +100,10 @@ class QueueSideBySide(RuleBasedStateMachine):
         leaving = {one for one, state, *_ in self.states(self.sides[0]) if state == "x"}
         was_running, token = call in self.running, self.tokens[call]
         again = new_token(token.task_id, retries=token.retries)
-        if self.both(lambda calls: calls.ask(again))[0] == "granted":
+        if self.both(lambda calls: calls.ask(again, rate=self.rate))[0] == "granted":
+            self.grants += 1
+            assert not self.paused, "a pause lets nothing begin"
+            assert not self.rate or self.grants <= self.rate.burst, "a start counts"
             assert not was_running, "a call runs once at a time"
             assert call in self.begun or set(before) <= leaving, "in order"
             self.begun.add(call)
@@ -128,12 +144,27 @@ class QueueSideBySide(RuleBasedStateMachine):
         if not isinstance(left, Removal):
             self.both(lambda calls: calls.remove(self.tokens[call]))
 
+    @rule(is_scope=st.booleans())
+    def pause(self, is_scope: bool) -> None:
+        name = Keyspace.scope_of(self.key) if is_scope else self.key
+        pause = Pause(name=name, user="anna", host="web1")
+        self.both(lambda calls: self.pauses(calls).pause(pause, timeout=TIMEOUT) and None)
+        if name not in self.paused:
+            self.paused.append(name)
+
+    @precondition(lambda self: self.paused)
+    @rule()
+    def resume(self) -> None:
+        name = self.paused.pop()
+        found = self.both(lambda calls: self.pauses(calls).resume(name, timeout=TIMEOUT) is None)
+        assert not found, "it was paused"
+
     @rule(limit=st.integers(1, 3))
     def deploy(self, limit: int) -> None:
         for calls in self.sides:
             calls.limit = limit
 
-    @precondition(lambda self: self.holder is None)
+    @precondition(lambda self: self.holder is None and not self.paused)
     @rule()
     def hold(self) -> None:
         if all(calls.store.leases.inspect(self.key) is None for calls in self.sides):
