@@ -25,7 +25,10 @@ from celery_singleton_lock import (
     SettingsError,
     SingletonTask,
     hold,
+    inspection,
     is_skipped,
+    pause,
+    resume,
     singleton_task,
 )
 from celery_singleton_lock.core.events import EventName
@@ -208,11 +211,14 @@ REFUSED: dict[str, tuple[dict[str, dict[str, Any]], str, str]] = {
         "memory://",
         r'two has rate="10/m" and one has no rate, but both are in scope .s.: give them one rate',
     ),
-    "a rate that the store can't count": (
-        {"slow": {"rate": "10/m", "on_conflict": "skip"}},
-        "redlock://h1,h2,h3/0",
-        r'slow has rate="10/m", but the store \(redlock\) can.t count the starts',
-    ),
+    **{
+        f"a rate, {url}": (
+            {"slow": {"rate": "10/m", "on_conflict": "skip"}},
+            url,
+            r'slow has rate="10/m", but the store \(\w+\) can.t count the starts',
+        )
+        for url in ("etcd://localhost", "zk://localhost", "redlock://a:1,b:1,c:1/0")
+    },
     "a fence that the app needs": (
         {"three_at_a_time": {"limit": 3}},
         "memory://",
@@ -260,6 +266,16 @@ def test_tasks_that_can_not_keep_their_promises_are_refused_at_the_start(problem
     app.finalize()
     with closing(open_store(url)) as store, pytest.raises(SettingsError, match=message):
         check_tasks(app, store)
+
+
+@pytest.mark.parametrize("url", ["etcd://localhost", "zk://localhost", "redlock://a:1,b:1,c:1/0"])
+def test_a_store_that_can_not_pause_says_so(url: str) -> None:
+    app = Celery(set_as_current=False)
+    app.conf.singleton_lock_url = url
+    for call in (pause, resume):
+        with pytest.raises(SettingsError, match="can't pause keys: use Redis, Valkey"):
+            call(scope="shop.sync", app=app)
+    assert inspection.pauses(app) == []
 
 
 def test_a_worker_names_all_wrong_tasks_at_its_start() -> None:

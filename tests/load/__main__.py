@@ -57,9 +57,12 @@ def main() -> int:
         ok = ok and leased.ok
     if given.only in (None, "backlog"):
         # The calls of one key run one after another: a tenth of the others takes as long.
-        for calls, keys in ((100_000, 1000), (10_000, 1)) if full else ((5000, 50), (500, 1)):
+        many, few = (100_000, 1000), (10_000, 1)
+        if not full:
+            many, few = (5000, 50), (500, 1)
+        for (calls, keys), paused in ((many, False), (many, True), (few, False)):
             with tempfile.TemporaryDirectory(prefix="csl-load-") as directory:
-                waited = backlog.run(calls, keys, Path(directory))
+                waited = backlog.run(calls, keys, Path(directory), paused=paused)
             print(waited, flush=True)
             ok = ok and waited.ok
     print("ok" if ok else "NOT OK")

@@ -1,16 +1,19 @@
 """Many calls that wait in the queues of keys: what they cost the store, workers, and each other.
 
 The worker's processes are occupied while the calls are made. So one message of each key is in the
-broker, and the other calls wait in the store.
+broker, and the other calls wait in the store. Or the scope of the calls is paused: then all of them
+wait in the store, until it is resumed.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -19,7 +22,7 @@ from typing import Any, Final
 import psutil
 import redis
 
-from celery_singleton_lock import inspection
+from celery_singleton_lock import inspection, pause, resume
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import new_token
 from example_project.private_server import PrivateServer
@@ -56,6 +59,9 @@ class BacklogReport:
         copies: The most messages that one of them has there.
         join, end, ls: The time of a join, of an acquire with its end, and of a list of all keys,
             with this backlog: as a multiple of the time with ten calls of each key.
+        resumed: Seconds for which `resume` took.
+        ping: The longest time for which a PING of the store took from then on, in seconds.
+        per_second: The most calls that began within a second.
         drained: Seconds until all had run.
         disorder: Keys whose calls ran out of order, or not all of them once.
     """
@@ -71,6 +77,9 @@ class BacklogReport:
     join: float
     end: float
     ls: float
+    resumed: float
+    ping: float
+    per_second: int
     drained: float
     disorder: list[str]
 
@@ -87,13 +96,18 @@ class BacklogReport:
                 f"broker {self.in_broker}, copies of one {self.copies}",
                 f"as a multiple of ten calls of a key: join {self.join:.2f}, end {self.end:.2f}, "
                 f"ls {self.ls:.2f}",
+                f"resumed in {self.resumed:.2f} s, then the longest PING took "
+                f"{1000 * self.ping:.0f} ms, and at most {self.per_second} calls began in a second",
                 f"drained in {self.drained:.0f} s, out of order {self.disorder}",
             ]
         )
 
 
-def run(calls: int, keys: int, directory: Path, *, timeout: float = 3600.0) -> BacklogReport:
-    """Make the calls, measure, and let them run."""
+def run(
+    calls: int, keys: int, directory: Path, *, paused: bool = False, timeout: float = 3600.0
+) -> BacklogReport:
+    """Make the calls, measure, and let them run; ``paused``: their scope is meanwhile."""
+    occupied = 0 if paused else _PROCESSES
     with ExitStack() as stack:
         store, broker = (stack.enter_context(PrivateServer()) for _ in range(2))
         journal = Journal(directory / "journal.jsonl")
@@ -108,9 +122,11 @@ def run(calls: int, keys: int, directory: Path, *, timeout: float = 3600.0) -> B
         worker = CeleryWorker(APP, concurrency=_PROCESSES, env=env)
         stack.callback(worker.kill_group)
         worker.start().wait_until_ready()
-        for number in range(_PROCESSES):
+        for number in range(occupied):
             app.work.delay(f"gate-{number}", 0, gate="gate")
-        wait_until(lambda: len(journal.records()) == _PROCESSES, "the processes are occupied")
+        wait_until(lambda: len(journal.records()) == occupied, "the processes are occupied")
+        if paused:
+            pause(scope=app.work.name, app=app.app)
 
         publish = _publisher(app, keys)
         publish(0, min(_FEW * keys, calls))
@@ -127,12 +143,18 @@ def run(calls: int, keys: int, directory: Path, *, timeout: float = 3600.0) -> B
         join, end = _times_beside(store, _depth_of(app))
         began = time.monotonic()
         Gate(client, "gate").open()
-        wait_until(
-            lambda: len(journal.records()) >= calls + _PROCESSES, "all have run", timeout=timeout
-        )
+        with _longest_ping(in_store) as pings:
+            if paused:
+                resume(scope=app.work.name, app=app.app)
+            resumed = time.monotonic() - began
+            wait_until(
+                lambda: len(journal.records()) >= calls + occupied, "all have run", timeout=timeout
+            )
         drained = time.monotonic() - began
+    records = journal.records()
+    starts = sorted(record.at for record in records)
     numbers: dict[str, list[int]] = defaultdict(list)
-    for record in journal.records():
+    for record in records:
         numbers[record.key].append(record.data["number"])
     return BacklogReport(
         calls=calls,
@@ -146,6 +168,9 @@ def run(calls: int, keys: int, directory: Path, *, timeout: float = 3600.0) -> B
         join=join,
         end=end,
         ls=ls,
+        resumed=resumed,
+        ping=max(pings, default=0.0),
+        per_second=max(bisect_left(starts, at + 1) - n for n, at in enumerate(starts)),
         drained=drained,
         disorder=[key for key, found in numbers.items() if found != sorted(set(found))],
     )
@@ -160,6 +185,27 @@ def _publisher(app: Any, keys: int) -> Callable[[int, int], int]:
         return last - first
 
     return publish
+
+
+@contextmanager
+def _longest_ping(client: Any) -> Iterator[list[float]]:
+    """The times that PINGs of a store take, one every 20 ms."""
+    times: list[float] = []
+    ends = threading.Event()
+
+    def ping() -> None:
+        while not ends.wait(0.02):
+            began = time.perf_counter()
+            client.ping()
+            times.append(time.perf_counter() - began)
+
+    thread = threading.Thread(target=ping)
+    thread.start()
+    try:
+        yield times
+    finally:
+        ends.set()
+        thread.join()
 
 
 def _prefetch_count(app: Any) -> int:

@@ -56,10 +56,11 @@ def test_a_server_that_forgets_is_noticed_by_the_same_load() -> None:
     assert report.lost > 0
 
 
+@pytest.mark.parametrize("paused", [False, True])
 def test_calls_that_wait_in_the_store_cost_no_worker_anything_and_run_in_order(
-    tmp_path: Path,
+    tmp_path: Path, paused: bool
 ) -> None:
-    report = backlog.run(2000, 20, tmp_path)
+    report = backlog.run(2000, 20, tmp_path, paused=paused)
     print(report)
     assert report.ok, report
     assert report.in_broker <= 20, "one call of each key"

@@ -172,6 +172,8 @@ def test_the_page_gets_what_is_paused_and_why(server: Server) -> None:
     [text] = server.state()["pauses"]
     assert text.startswith("scope shop.sync is paused since ")
     assert text.endswith(": maintenance")
+    gauge = b'celery_singleton_paused{scope="shop.sync"} 1.0'
+    assert gauge in server.ask("/metrics").body.splitlines()
 
 
 def test_the_page_s_files_need_no_other_server_and_no_inline_script(server: Server) -> None:
