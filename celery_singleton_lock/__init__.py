@@ -1,4 +1,6 @@
-"""At most one body per lock key at a time, for Celery tasks: across workers, hosts and crashes.
+"""A distributed lock for Celery tasks: one run per key at a time, across workers and hosts.
+
+Runs don't overlap even after a crash.
 
 For maintainers, ``docs/dev/architecture.md`` says where each change is made.
 """
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
         StoreUnavailable,
     )
     from .inspection.pauses import pause, resume
-    from .instrumentation import lease_acquired, lease_conflict, lease_lost, lease_released
     from .message.skipped import is_skipped
     from .on_conflict import OnConflict
     from .policy import CallOptions
@@ -46,7 +47,6 @@ __all__ += ["pause", "resume"]
 __all__ += ["DuplicateTask", "FenceUnavailable", "LeaseLost", "LockConflict", "LockKeyError"]
 __all__ += ["NoLease", "QueueFull", "SettingsError", "SingletonLockError", "StoreError"]
 __all__ += ["StoreUnavailable"]
-__all__ += ["lease_acquired", "lease_conflict", "lease_lost", "lease_released"]
 
 # These names are imported on first access, as Celery's own names are. The command `celery` imports
 # every package that adds a command, and a worker without singleton tasks must not pay for this one.
@@ -54,7 +54,6 @@ __all__ += ["lease_acquired", "lease_conflict", "lease_lost", "lease_released"]
 _LATER = {
     **dict.fromkeys(__all__, "errors"),
     **dict.fromkeys(("aclaim_and_send", "claim_and_send"), "publish.by_name"),
-    **dict.fromkeys([name for name in __all__ if name.startswith("lease_")], "instrumentation"),
     "PER_TASK": "core.key",
     "CallOptions": "policy",
     "Lease": "core.lease",

@@ -21,13 +21,15 @@ class SingletonLockError(Exception):
 
 
 class LockConflict(SingletonLockError):
-    """Another call holds the key, or it is paused: this call failed, or ``hold()`` gave up.
+    """The call couldn't get its key: another call holds it, it's paused, or its rate is used up.
+
+    ``hold()`` raises this too.
 
     Attributes:
         key: The full key.
         holder: Who holds it: a dict with ``task``, ``task_id`` and ``worker``.
-        retry_after: If the key is paused, the seconds until the pause ends. If its rate lets no
-            call start, the seconds until it does. Else None.
+        retry_after: Seconds until the pause ends or the rate lets a call start. None otherwise, or
+            if the pause has no end.
     """
 
     def __init__(
@@ -96,7 +98,10 @@ class LockKeyError(SingletonLockError, ValueError):
 
 
 class SettingsError(SingletonLockError, ValueError):
-    """A setting (``singleton_lock_...``) or the store's URL is wrong, so no worker starts."""
+    """A setting (``singleton_lock_...``) or the store's URL is wrong.
+
+    It's also raised if the store lacks a feature that you use.
+    """
 
 
 class StoreError(SingletonLockError):

@@ -126,21 +126,21 @@ class CallOptions(TypedDict, total=False):
     """The options that you can set for one call: ``apply_async(singleton={...})``."""
 
     ttl: float | timedelta
-    """How long a dead worker can block its key, in seconds. Default: 60."""
+    """How long a dead worker's lock stays, in seconds (default 60)."""
     on_conflict: (
         OnConflict | Literal["skip", "revoke", "retry", "wait", "raise", "cancel_running", "queue"]
     )
-    """What a call does when another one holds its key. Default: "skip"."""
+    """What a call does if its key is taken, such as "retry" (default "skip")."""
     unique: Literal["until_start", "until_done", "until_expired"] | None
-    """Deduplicate equal calls before they are sent, for this long. Default: off."""
+    """Deduplicate calls "until_done", "until_start" or "until_expired" (default off)."""
     unique_for: float | timedelta
-    """When the claim of a unique call expires, in seconds. Default: 3600."""
+    """When the claim of a unique call expires, in seconds (default 3600)."""
     on_duplicate: Literal["return_existing", "replace", "skip", "raise"]
-    """What the caller of a duplicate gets. Default: "return_existing"."""
+    """For duplicates, "return_existing" (default), "replace", "skip" or "raise"."""
     debounce: float | timedelta | None
-    """Run once, this many seconds after the last equal call. Default: off."""
+    """Run once, this many seconds after the last equal call (default off)."""
     debounce_max: float | timedelta | None
-    """Run at most this many seconds after the first equal call. Default: no maximum."""
+    """Run at most this many seconds after the first equal call (default no maximum)."""
 
 
 OPTIONS: Final = frozenset(f.name for f in fields(Policy) if f.metadata)

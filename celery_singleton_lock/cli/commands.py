@@ -24,9 +24,10 @@ from ..core.store import operators_of
 from ..doctor import Finding, Severity, diagnose
 from ..errors import SingletonLockError
 from ..inspection import AmbiguousKey, CallInQueue, Fate, Filter, HeldKey, SortBy
+from ..inspection.keys import with_calls
 from ..inspection.pauses import pauses_if_allowed
 from ..runtime import Runtime
-from ..typed_keys import is_glob
+from ..typed_keys import forms_of, is_glob
 from .act import Act, Target
 from .table import COLUMNS, aligned, holder_of, rows_of, shown, since_of, state_of
 
@@ -194,7 +195,7 @@ def show(ctx: click.Context, key: str, as_json: bool) -> None:
     with progress(app):
         task_id = _task_id(app, key)
         held = inspection.find_key(app, key) or inspection.find_task(app, task_id)
-        held = inspection.with_calls(app, held, key)
+        held = with_calls(app, held, key)
         call = None if held else inspection.find_call(app, task_id)
     if call is not None:
         text = json.dumps(row_of_call(call), indent=2) if as_json else calls_table([call])
@@ -493,7 +494,7 @@ def _free_or_misspelled(app: Any, key: str) -> str:
     """The message about a ``key`` that is not held: free, or unknown to this app."""
     if inspection.can_be_a_key(app, key):
         return f"{key} is free"
-    forms = "".join(f"\n  {form}" for form in inspection.forms_of(app))
+    forms = "".join(f"\n  {form}" for form in forms_of(app))
     known = forms or " none: it has no singleton task"
     return f"nothing is held under {key}: it is free, or misspelled. The keys of this app:{known}"
 

@@ -12,7 +12,7 @@ from ..errors import LockKeyError
 from ..inspection import Paused
 from ..inspection.pauses import row_of_pause
 from ..runtime import Runtime
-from ..typed_keys import scope_of
+from ..typed_keys import forms_of, scope_of
 from .commands import Command, Duration
 from .table import aligned, shown
 
@@ -111,7 +111,7 @@ def _chosen(app: Any, key: str | None, scope: str | None) -> dict[str, Any]:
         return {"key": key, "scope": scope}
     task, colon, suffix = key.partition(":")
     if not (colon and suffix and task in Runtime.of(app).scopes):
-        forms = "".join(f"\n  {form}" for form in inspection.forms_of(app))
+        forms = "".join(f"\n  {form}" for form in forms_of(app))
         raise LockKeyError(
             f"{key!r}: give the full key, or its scope and its key. The keys of this app:{forms}"
         )

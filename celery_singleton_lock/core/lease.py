@@ -326,8 +326,11 @@ class SharedDeadline(Protocol):
 class Lease:
     """A lock with an expiry, which is renewed while the task or block runs.
 
-    Its deadline in this process, ``valid_until``, is earlier than its expiry in the store. So a
-    task that calls :meth:`check` stops before another run can start. All times are on ``clock``.
+    This process trusts its lease a little shorter than the store keeps it. So a task that calls
+    :meth:`check` stops before another run can start.
+
+    Attributes:
+        key: The full key, as in the store.
     """
 
     key: str
@@ -376,7 +379,7 @@ class Lease:
     def fence(self) -> int:
         """The fencing token, which is larger than that of every earlier lease of this key.
 
-        Store it in a 64-bit column (BigInteger): it counts microseconds since the epoch, or more.
+        Store it in a 64-bit column (BigInteger). On Redis it's a time in microseconds.
 
         Raises:
             FenceUnavailable: The store has no fencing tokens, or ``limit`` is above 1.
@@ -434,7 +437,7 @@ class Lease:
         return self.process is this_process() and not self.lost
 
     def remaining(self) -> float:
-        """Return for how many seconds this process may still trust the lease; 0.0 if it's lost.
+        """Return how many seconds the lease is still valid in this process, or 0.0 if it's lost.
 
         This sends no request.
         """

@@ -1,4 +1,4 @@
-"""The rate of a key: how many of its calls may start in a time.
+"""The rate of a key: how many of its calls may start in a period.
 
 The algorithm is GCRA, the generic cell rate algorithm (ITU-T I.371; Brandur Leach, "Rate limiting,
 cells, and GCRA", 2015). The store keeps one time for each key: when its next call would start if
@@ -25,10 +25,10 @@ _ADVICE: Final = 'give starts per time, such as "10/m" ("/s", "/m", "/h", "/d"),
 
 @dataclass(frozen=True, slots=True, init=False)
 class Rate:
-    """How many calls of a key may start in a time: the option ``rate``.
+    """How many calls of a key may start in a period: the option ``rate``.
 
-    In any time, no more calls start than ``rate`` times that time, plus ``burst``. A plain string,
-    such as ``rate="10/m"``, is the same rate with its calls spaced evenly.
+    Within any time span, at most rate x span + ``burst`` calls start: with ``"10/m"``, 11 in a
+    minute. A plain string, such as ``rate="10/m"``, is the same rate with its calls spaced evenly.
 
     Example::
 
@@ -36,9 +36,9 @@ class Rate:
         def push(partner: str, order_id: int) -> None: ...
 
     Args:
-        starts: How many calls start in a time, in Celery's words: ``"5/s"``, ``"10/m"``,
-            ``"100/h"`` or ``"1000/d"``. A number is per second.
-        burst: How many calls may start at once after a time without calls.
+        starts: How many calls start in a period, written as in Celery (``"5/s"``, ``"10/m"``,
+            ``"100/h"``) or per day (``"1000/d"``). A number is per second.
+        burst: How many calls may start at once after the key was idle.
 
     Raises:
         TypeError, ValueError: An argument is wrong.

@@ -349,7 +349,7 @@ class Refused:
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds until the key's pause ends, or its rate lets a call start; None: unknown."""
+        """Seconds until the key's pause ends, or its rate lets a call start. None if unknown."""
         if self.relation is Relation.RATE:
             return self.due_in
         return self.pause.left if self.relation is Relation.PAUSED else None

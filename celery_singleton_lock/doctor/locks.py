@@ -22,7 +22,7 @@ from ..core.store import (
     operators_of,
 )
 from ..errors import StoreError, StoreUnavailable
-from ..inspection import HeldKey, overdue, unique_for_by_task
+from ..inspection.keys import HeldKey, overdue, unique_for_by_task
 from ..inspection.pauses import pauses_if_allowed
 from ..key_queue.hint import STALLED_AFTER
 from ..key_queue.inspection import heads

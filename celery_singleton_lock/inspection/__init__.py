@@ -5,7 +5,6 @@ Each function takes the Celery app and uses the app's store. The objects that yo
 
 from __future__ import annotations
 
-from ..core.lease import OperatorRelease
 from ..key_queue.inspection import (
     CallInQueue,
     calls_in_queue,
@@ -14,7 +13,7 @@ from ..key_queue.inspection import (
     find_calls,
     find_queue,
 )
-from ..typed_keys import AmbiguousKey, can_be_a_key, forms_of
+from ..typed_keys import AmbiguousKey, can_be_a_key
 from .explain import Explanation, Fate, explain
 from .keys import (
     Filter,
@@ -23,10 +22,7 @@ from .keys import (
     find_key,
     find_task,
     held_keys,
-    overdue,
     release,
-    unique_for_by_task,
-    with_calls,
 )
 from .pauses import Paused, pause, pauses, resume
 
@@ -37,7 +33,6 @@ __all__ = [
     "Fate",
     "Filter",
     "HeldKey",
-    "OperatorRelease",
     "Paused",
     "SortBy",
     "calls_in_queue",
@@ -49,13 +44,9 @@ __all__ = [
     "find_key",
     "find_queue",
     "find_task",
-    "forms_of",
     "held_keys",
-    "overdue",
     "pause",
     "pauses",
     "release",
     "resume",
-    "unique_for_by_task",
-    "with_calls",
 ]

@@ -47,6 +47,8 @@ _UNSEEN: Final = (
 
 
 class Fate(StrEnum):
+    """What became of a task, or where it is now."""
+
     RAN = "ran"
     FAILED = "failed"
     RUNNING = "running"
@@ -110,8 +112,8 @@ def explain(app: Celery, task_id: str, *, timeout: float = 1.0) -> Explanation:
     Args:
         app: The app. It must have the task, because the key is computed with it.
         task_id: The task's id.
-        timeout: How long to wait for replies of workers, in seconds, if there is no final result.
-            The worker of the key's holder has two seconds at least.
+        timeout: How long to wait for the workers' replies, in seconds. They're asked only if there
+            is no final result, and the holder's worker gets at least two seconds.
 
     Raises:
         StoreError: The store refused the request, or can't be reached.

@@ -130,6 +130,7 @@ class HeldKey:
 
     @property
     def scope(self) -> str:
+        """The scope of the key."""
         return names.scope_of(self.key)
 
     @property
@@ -177,6 +178,12 @@ def unique_for_by_task(app: Celery) -> dict[str, float]:
 
 
 class SortBy(StrEnum):
+    """How ``held_keys`` sorts.
+
+    By ``key``, ``age`` (the oldest first), ``ttl`` (the next to expire first), ``task`` or
+    ``waiting`` (the most waiting first).
+    """
+
     KEY = "key"
     AGE = "age"  # the oldest first
     TTL = "ttl"  # the next to expire first
@@ -323,14 +330,17 @@ def find_task(app: Celery, task_id: str) -> HeldKey | None:
 
 
 def release(app: Celery, key: str, token: str | None, *, reason: str = "", user: str = "") -> bool:
-    """Release a key that is held, or a claim. Its holder is interrupted at its next heartbeat.
+    """Release a key that is held, or a claim.
 
-    The next holder gets a higher fencing token. If you release a claim, its message still runs.
+    A task that holds it is interrupted at its next renewal, within ``ttl``/3. A ``with hold()``
+    block isn't. The next holder gets a higher fencing token. If you release a claim, its message
+    still runs.
 
     Args:
         app: The app.
         key: The full key, as in ``HeldKey.key``.
-        token: ``HeldKey.token``: another holder keeps the key. None releases it from any holder.
+        token: The token of the holder that you saw (``HeldKey.token``). Another holder keeps the
+            key. None releases the key from any holder.
         reason: Why you release it, for the holder's log and error; cut to 500 characters.
         user: Who releases it. By default the login of this process.
 

@@ -95,11 +95,11 @@ def pause(
     user: str = "",
     app: Celery | None = None,
 ) -> Paused:
-    """Let no call of a key, or of a whole scope, begin until it's resumed.
+    """Stop new calls of a key, or of a whole scope, from starting until you resume it.
 
-    Calls that run go on. Calls that arrive wait in the queue of their key, whatever their
-    ``on_conflict``, and run one after another when the pause ends. A pause without a duration never
-    ends by itself.
+    Running calls go on. New calls wait in the queue of their key, whatever their ``on_conflict``.
+    When the pause ends, they run in the order in which they arrived, within ``limit`` and ``rate``.
+    Without a ``duration``, the pause lasts until ``resume()``.
 
     Example, in a task whose partner answers with 429::
 
@@ -120,7 +120,8 @@ def pause(
     Raises:
         LockKeyError: No task can have this key, or the scope is Beat's own.
         SettingsError: The store can't pause.
-        StoreError: The store refused the request, or can't be reached. The pause may hold.
+        StoreError: The store refused the request, or can't be reached. The pause may be in
+            force all the same.
         TypeError, ValueError: An argument is wrong.
     """
     app = real_app(app)

@@ -59,7 +59,9 @@ def is_skipped(result: object) -> TypeGuard[Mapping[str, Any]]: ...
 
 
 def is_skipped(result: Any) -> bool:
-    """Return whether a call was skipped because another call held its key.
+    """Return whether a call was skipped.
+
+    Its key was held, its rate was used up, or it was a duplicate (``on_duplicate="skip"``).
 
     Args:
         result: The value of ``.get()``, or a result that is ready, such as that of an eager call.

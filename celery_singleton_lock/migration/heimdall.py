@@ -123,6 +123,7 @@ class HeimdallTask(Bridge):
         return existing is None or existing.task_id == mine
 
     def old_key(self, args: Any, kwargs: Any) -> str:
+        """Return the key that celery-heimdall would use for these arguments."""
         args, kwargs, prefix = args or [], kwargs or {}, self._option("lock_prefix")
         if "key" in self.heimdall:
             return f"{prefix}{_own_key(self.heimdall, args, kwargs)}"

@@ -18,7 +18,7 @@ _MIN_WITHIN: Final = 0.1
 
 @dataclass(frozen=True, slots=True, init=False)
 class CancelRunning(Wait):
-    """Cancel the running call in favour of the newest, which waits until it has ended.
+    """Cancel the running call in favour of the newest, which waits until the other has ended.
 
     Args:
         within: How soon the running call notices the newer one, in seconds; at least 0.1.

@@ -80,9 +80,10 @@ class Conflict:
 class OnConflict:
     """What a call does when another call holds its key, with the options of that choice.
 
-    A plain string, such as ``on_conflict="retry"``, is the same choice with its default options. To
-    set them, use ``OnConflict.retry(...)``, ``.wait(...)``, ``.cancel_running(...)`` or
-    ``.queue(...)``. A call that has started is never skipped: it's requeued.
+    A plain string, such as ``on_conflict="retry"``, is the same choice with its default options.
+    ``"skip"``, ``"revoke"`` and ``"raise"`` have no options. To set those of the others, use
+    ``OnConflict.retry(...)``, ``.wait(...)``, ``.queue(...)`` or ``.cancel_running(...)``. A call
+    that has started is requeued instead of skipped (``"cancel_running"`` may revoke it).
 
     Example::
 

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ..doctor import Severity
-from ..inspection import HeldKey, overdue, unique_for_by_task
+from ..inspection.keys import HeldKey, overdue, unique_for_by_task
 from ..instrumentation.prometheus import label
 from .listener import Listener
 from .readings import Reading, Readings

@@ -67,11 +67,11 @@ class SingletonTask(_Base[P, R]):
     Declare it with :func:`singleton_task`, or with
     ``@app.task(base=SingletonTask, singleton={"key": "account:{account_id}"})``.
 
-    Apart from :meth:`hold` and :meth:`lock_key`, the names of what this class adds to Celery's
-    begin with ``singleton``. You can use all other names for attributes of your own.
+    This class adds :meth:`hold`, :meth:`lock_key`, and names that begin with ``singleton``. All
+    other names are free for your own attributes.
 
     Attributes:
-        singleton: The options of the lock; the app's settings have the rest.
+        singleton: The options of the lock. For the others, the app's settings apply.
     """
 
     abstract = True
@@ -163,8 +163,8 @@ class SingletonTask(_Base[P, R]):
         """Return the full key of a call with these arguments, as the store has it.
 
         Return None if the task's key function returns None for them: such a call takes no lock.
-        A call with another serializer than the task's may have another key, because JSON turns
-        tuples into lists.
+        If a call uses another serializer than its task, its key may differ: JSON turns tuples into
+        lists.
 
         Raises:
             TypeError: The arguments don't fit the task's signature.

@@ -32,8 +32,9 @@ def singleton_task(
 def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any:
     """Register a Celery task that runs one call per key at a time.
 
-    A call that finds its key taken is skipped, or does what ``on_conflict`` says. Calls with other
-    keys run in parallel.
+    A second call of the same key is skipped by default. ``on_conflict`` can be ``"skip"``,
+    ``"revoke"``, ``"retry"``, ``"wait"``, ``"raise"``, ``"queue"`` or ``"cancel_running"``. Calls
+    with other keys run in parallel.
 
     Example::
 
@@ -52,24 +53,24 @@ def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any
 
     Options of the lock::
 
-        enabled: False runs the task without a lock, as a plain Celery task. Default: True.
-        key: What must not run twice at the same time. Default: all arguments.
-        scope: Namespace of the key; tasks may share it. Default: the task's name.
-        limit: How many calls of a key may run at the same time. Default: 1.
-        ttl: How long a dead worker can block its key, in seconds. Default: 60.
-        rate: How many calls of a key may start in a time, such as "10/m". Default: no limit.
-        max_hold: The longest a run may hold its key, in seconds. Default: hard time limit + ttl.
-        min_hold: How long a key stays taken from the start of a run, in seconds. Default: 0.
-        on_conflict: What a call does when another one holds its key. Default: "skip".
-        on_lost: What a run does when its lock is lost. Default: "retry" if acks_late, else "fail".
-        on_store_error: What a call does when the store can't be reached. Default: "retry".
-        hold_on_retry: Keep the key reserved until the task's next retry. Default: True.
-        needs_fence: Refuse to start a worker whose store has no fencing tokens. Default: False.
-        unique: Deduplicate equal calls before they are sent, for this long. Default: off.
-        unique_for: When the claim of a unique call expires, in seconds. Default: 3600.
-        on_duplicate: What the caller of a duplicate gets. Default: "return_existing".
-        debounce: Run once, this many seconds after the last equal call. Default: off.
-        debounce_max: Run at most this many seconds after the first equal call. Default: no maximum.
+        enabled: False runs the task without a lock, as a plain Celery task (default True).
+        key: What must not run twice at once, such as "account:{id}" (default all arguments).
+        scope: Namespace of the key, which tasks may share (default the task's name).
+        limit: How many calls of a key may run at the same time (default 1).
+        ttl: How long a dead worker's lock stays, in seconds (default 60).
+        rate: How many calls of a key may start in a period, such as "10/m" (default no limit).
+        max_hold: How long the lock is renewed, in seconds (default hard time limit + ttl, or none).
+        min_hold: How long a key stays taken from the start of a run, in seconds (default 0).
+        on_conflict: What a call does if its key is taken, such as "retry" (default "skip").
+        on_lost: If the lock is lost, "retry" (default if acks_late), "fail" (else) or "continue".
+        on_store_error: If the store is unreachable, "retry" (default), "raise" or "run".
+        hold_on_retry: Keep the key reserved until the task's next retry (default True).
+        needs_fence: Refuse to start a worker whose store has no fencing tokens (default False).
+        unique: Deduplicate calls "until_done", "until_start" or "until_expired" (default off).
+        unique_for: When the claim of a unique call expires, in seconds (default 3600).
+        on_duplicate: For duplicates, "return_existing" (default), "replace", "skip" or "raise".
+        debounce: Run once, this many seconds after the last equal call (default off).
+        debounce_max: Run at most this many seconds after the first equal call (default no maximum).
 
     Raises:
         TypeError: An option has the wrong type, or looks misspelt.

@@ -43,8 +43,8 @@ class hold:
     ``async with`` block never blocks the event loop. If its lease is lost, its asyncio task is
     cancelled, and the block raises LeaseLost.
 
-    Inside a task or block that holds the same key, the block enters that lease again instead of
-    waiting. A forked process doesn't.
+    Blocks can be nested: inside a task or block that holds the same key, the block reuses that
+    lease. A forked process doesn't inherit it.
 
     Args:
         key: The key without the scope: ``"account:42"`` for ``key="account:{account_id}"``.
@@ -55,8 +55,9 @@ class hold:
         app: The Celery app whose store is used. By default the current app.
 
     Raises:
-        LockConflict: Another client holds the key, and ``wait`` is over.
-        LockKeyError: No task of the scope can have this key, or it's the full name of a key.
+        LockConflict: The key is held or paused, or its rate is used up, and ``wait`` is over.
+        LockKeyError: No task of the scope can have this key, or you passed a full key
+            (``csl:...``).
         LeaseLost: The lease of an ``async with`` block was lost before the block ended.
         RuntimeError: ``with`` and ``wait`` inside a running event loop, ``async with`` outside of
             an asyncio task, or a second block of one object.

@@ -24,27 +24,27 @@ class LockOptions(CallOptions, total=False):
     """
 
     enabled: bool
-    """False runs the task without a lock, as a plain Celery task. Default: True."""
+    """False runs the task without a lock, as a plain Celery task (default True)."""
     key: KeySpec
-    """What must not run twice at the same time. Default: all arguments."""
+    """What must not run twice at once, such as "account:{id}" (default all arguments)."""
     scope: str | None
-    """Namespace of the key; tasks may share it. Default: the task's name."""
+    """Namespace of the key, which tasks may share (default the task's name)."""
     limit: int
-    """How many calls of a key may run at the same time. Default: 1."""
+    """How many calls of a key may run at the same time (default 1)."""
     rate: Rate | str | float | None
-    """How many calls of a key may start in a time, such as "10/m". Default: no limit."""
+    """How many calls of a key may start in a period, such as "10/m" (default no limit)."""
     max_hold: float | timedelta | None
-    """The longest a run may hold its key, in seconds. Default: hard time limit + ttl."""
+    """How long the lock is renewed, in seconds (default hard time limit + ttl, or none)."""
     min_hold: float | timedelta
-    """How long a key stays taken from the start of a run, in seconds. Default: 0."""
+    """How long a key stays taken from the start of a run, in seconds (default 0)."""
     needs_fence: bool
-    """Refuse to start a worker whose store has no fencing tokens. Default: False."""
+    """Refuse to start a worker whose store has no fencing tokens (default False)."""
     hold_on_retry: bool
-    """Keep the key reserved until the task's next retry. Default: True."""
+    """Keep the key reserved until the task's next retry (default True)."""
     on_lost: Literal["retry", "fail", "continue"] | None
-    """What a run does when its lock is lost. Default: "retry" if acks_late, else "fail"."""
+    """If the lock is lost, "retry" (default if acks_late), "fail" (else) or "continue"."""
     on_store_error: Literal["retry", "raise", "run"]
-    """What a call does when the store can't be reached. Default: "retry"."""
+    """If the store is unreachable, "retry" (default), "raise" or "run"."""
 
 
 class CeleryOptions(TypedDict, total=False):

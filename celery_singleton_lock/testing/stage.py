@@ -126,7 +126,7 @@ def hold_lock(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[Lease]:
 
     Raises:
         LockConflict: The key is held already.
-        LockKeyError: The task's key function returns "no lock" for these arguments.
+        LockKeyError: The task's key function returns None for these arguments: they have no lock.
     """
     holding = task.hold(*args, **kwargs)
     # The caller's thread must not count as the holder. Otherwise its eager calls would re-enter the
@@ -154,7 +154,7 @@ def hold_claim(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[AsyncResult[
 
     Raises:
         DuplicateTask: An equal call has the claim already.
-        ValueError: The task's key function returns "no lock" for these arguments.
+        ValueError: The task's key function returns None for these arguments: they have no lock.
     """
     suffix, app, nonce = _key_suffix(task, args, kwargs), task.app, mint_nonce()
     runtime = Runtime.of(app, eager=bool(app.conf.task_always_eager))

@@ -27,13 +27,15 @@ from celery_singleton_lock import (
     StoreError,
     hold,
     is_skipped,
+    singleton_task,
+)
+from celery_singleton_lock.core.events import EventName
+from celery_singleton_lock.instrumentation import (
     lease_acquired,
     lease_conflict,
     lease_lost,
     lease_released,
-    singleton_task,
 )
-from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.message.header import Delivery
 from celery_singleton_lock.worker import discarded
 from celery_singleton_lock.worker.request import SingletonRequestMixin

@@ -149,12 +149,13 @@ def _names() -> Iterator[str]:
 
 
 class _Page:
-    """The members of classes that the page of the API has."""
+    """The members of classes that the pages of the API and of own stores have."""
 
     def __init__(self) -> None:
         self._classes: dict[str, set[str] | None] = {}
         self._modules: set[str] = set()
-        text = (ROOT / "docs" / "reference" / "api.md").read_text()
+        reference = ROOT / "docs" / "reference"
+        text = "".join((reference / page).read_text() for page in ("api.md", "own-store.md"))
         within = ""
         pattern = r"^\.\. (\w+):: (\S+)\n(?: +:members:(.*)\n| +(:no-members:)\n)?"
         for kind, name, members, none in re.findall(pattern, text, re.MULTILINE):

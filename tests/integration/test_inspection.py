@@ -33,6 +33,7 @@ from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import ClaimRequest
 from celery_singleton_lock.inspection import AmbiguousKey, Filter, HeldKey, SortBy
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.typed_keys import forms_of
 from example_project.private_server import PrivateServer
 from tests.harness.calls import Calls
 from tests.harness.cli import Answer, run_here
@@ -143,7 +144,7 @@ def test_a_short_name_of_two_keys_raises_with_both(stage: Stage) -> None:
 def test_a_free_key_is_distinguished_from_one_that_no_task_can_have(stage: Stage) -> None:
     assert inspection.can_be_a_key(stage.app, f"{BRIEF}:a")
     assert not inspection.can_be_a_key(stage.app, "breif:a")
-    assert f"{BRIEF}:{{key}}" in inspection.forms_of(stage.app)
+    assert f"{BRIEF}:{{key}}" in forms_of(stage.app)
 
 
 def test_the_clients_that_wait_are_counted(stage: Stage) -> None:

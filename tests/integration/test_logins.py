@@ -13,10 +13,11 @@ import celery
 import pytest
 import redis
 
-from celery_singleton_lock import StoreError, StoreUnavailable, hold, lease_lost
+from celery_singleton_lock import StoreError, StoreUnavailable, hold
 from celery_singleton_lock.core.events import Event
 from celery_singleton_lock.core.lease import LossReason
 from celery_singleton_lock.core.observers import elsewhere
+from celery_singleton_lock.instrumentation import lease_lost
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer
 from tests.apps.logins import Slow
