@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 
 from .core.events import EventName
 from .core.lease import Lease
-from .core.store import Acquire, Refused, Release
+from .core.store_requests import Acquire, Refused, Release
 from .message.claim import Claim
 from .message.header import Delivery
 from .policy import Policy

@@ -75,15 +75,8 @@ from ..core.heartbeat import interval_of, timeout_for
 from ..core.keyspace import Keyspace
 from ..core.lease import Holder, Lease, Token
 from ..core.outages import Outages
-from ..core.store import (
-    Acquire,
-    Authorization,
-    AuthorizeRun,
-    Refused,
-    Release,
-    Schedule,
-    Store,
-)
+from ..core.store import Schedule, Store
+from ..core.store_requests import Acquire, Authorization, AuthorizeRun, Refused, Release
 from ..errors import SettingsError, StoreError, StoreUnavailable
 from ..runtime import Runtime
 

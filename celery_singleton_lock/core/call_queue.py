@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING
 from .lease import Token
 
 if TYPE_CHECKING:
-    from .store import QueuedRelease, ReleaseReply
+    from .store_requests import QueuedRelease, ReleaseReply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

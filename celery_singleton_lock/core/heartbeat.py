@@ -68,7 +68,8 @@ from .keyspace import Keyspace
 from .lease import Lease, Loss, LossReason, Token, reason_of_loss, trust_of
 from .newest_call_polls import NewestCallPolls
 from .outages import Outages
-from .store import NewestCall, Renewal, Store
+from .store import Store
+from .store_requests import NewestCall, Renewal
 
 logger = logging.getLogger("celery_singleton_lock")
 

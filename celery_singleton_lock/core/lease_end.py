@@ -55,7 +55,8 @@ from .clock import Clock
 from .events import EventName, Events
 from .heartbeat import NOTES_TIMEOUT, Heartbeat, release_notes_on, timeout_for
 from .lease import Lease, Loss, LossReason, reason_of_loss
-from .store import Release, ReleaseReply, Store, Trace
+from .store import Store
+from .store_requests import Release, ReleaseReply, Trace
 
 # Seconds. The heartbeat's thread may send this request too, and renewals wait for the reply then.
 _TRACE_TIMEOUT: Final = NOTES_TIMEOUT

@@ -55,7 +55,8 @@ from .lease import Holder, Kind, Lease, Phase, Record, SharedDeadline, Token, tr
 from .lease_end import LeaseEnds
 from .process import is_proven_dead, processes
 from .retry_queue import RetryQueue
-from .store import (
+from .store import Store
+from .store_requests import (
     Acquire,
     Granted,
     GrantedArguments,
@@ -65,7 +66,6 @@ from .store import (
     Relation,
     Release,
     ReleaseReply,
-    Store,
 )
 
 # Seconds after an acquire within which a release may be asynchronous. A connection that was idle

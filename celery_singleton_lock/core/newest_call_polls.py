@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ..errors import StoreError
 from .clock import Clock
 from .lease import Lease
-from .store import NewestCall, Store
+from .store import Store
+from .store_requests import NewestCall
 
 logger = logging.getLogger("celery_singleton_lock")
 

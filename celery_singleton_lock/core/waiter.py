@@ -24,7 +24,7 @@ from .backoff import backoff
 from .heartbeat import timeout_for
 from .lease import Kind, Lease
 from .locker import Locker
-from .store import Acquire, Refused, Relation
+from .store_requests import Acquire, Refused, Relation
 
 # Seconds from the first try of a client that polls to its second; the time doubles at each try.
 _POLL: Final = 0.05

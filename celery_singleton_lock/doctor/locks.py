@@ -13,14 +13,8 @@ from typing import Any, Final
 
 from ..core.heartbeat import MAX_TIMEOUT, timeout_for
 from ..core.lease import Holder, Lease, Token
-from ..core.store import (
-    RENEWED,
-    Acquire,
-    Granted,
-    Release,
-    ReleaseReply,
-    operators_of,
-)
+from ..core.store import operators_of
+from ..core.store_requests import RENEWED, Acquire, Granted, Release, ReleaseReply
 from ..errors import StoreError, StoreUnavailable
 from ..inspection.keys import HeldKey, overdue, unique_for_by_task
 from ..inspection.pauses import pauses_if_allowed

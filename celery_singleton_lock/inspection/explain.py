@@ -15,7 +15,7 @@ from typing import Any, Final
 from celery import Celery, states
 
 from ..core.keyspace import Keyspace
-from ..core.store import CompletionState
+from ..core.store_requests import CompletionState
 from ..errors import LeaseLost, LockConflict
 from ..key_queue.inspection import CallInQueue
 from ..key_queue.results import TAKEN_OUT
@@ -135,7 +135,7 @@ def explain(app: Celery, task_id: str, *, timeout: float = 1.0) -> Explanation:
     )
 
 
-#: What a refusal by the rate of the key says (`core.store.Refused.explain`).
+#: What a refusal by the rate of the key says (`core.store_requests.Refused.explain`).
 _BY_RATE: Final = " lets its next call start in "
 
 # --- rules ----------------------------------------------------------------------------------------

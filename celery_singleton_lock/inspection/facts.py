@@ -20,7 +20,8 @@ from ..celery_compat import limit_backend_timeouts, result_meta
 from ..core.executor import within
 from ..core.heartbeat import interval_of, timeout_for
 from ..core.lease import OperatorRelease, Token
-from ..core.store import CompletionState, operators_of
+from ..core.store import operators_of
+from ..core.store_requests import CompletionState
 from ..errors import LockConflict
 from ..key_queue.inspection import CallInQueue, call_before, find_call
 from ..key_queue.results import RESULT_TIMEOUT

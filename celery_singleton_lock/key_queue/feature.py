@@ -17,7 +17,8 @@ from ..core.events import EventName
 from ..core.heartbeat import MAX_TIMEOUT, timeout_for
 from ..core.keyspace import Keyspace
 from ..core.lease import Lease
-from ..core.store import Acquire, QueuedAcquire, QueuedRelease, Refused, Relation, Release, Store
+from ..core.store import Store
+from ..core.store_requests import Acquire, QueuedAcquire, QueuedRelease, Refused, Relation, Release
 from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..message.copy import publish_copy, why_not
 from ..message.header import Delivery, header_of

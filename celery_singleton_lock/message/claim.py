@@ -34,7 +34,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from ..core.keyspace import Keyspace
 from ..core.lease import Phase, Token
-from ..core.store import ClaimChange
+from ..core.store_requests import ClaimChange
 from ..option_values import OnDuplicate, Unique, seconds
 from ..policy import Policy
 from .header import Delivery, header_of, moment

@@ -26,7 +26,8 @@ from celery.result import AsyncResult
 
 from ..core.keyspace import Keyspace
 from ..core.lease import Holder, Record, Token
-from ..core.store import ClaimRequest, Replaced, Store
+from ..core.store import Store
+from ..core.store_requests import ClaimRequest, Replaced
 from ..errors import StoreError, StoreUnavailable
 from ..key_queue.join import Send
 from ..message.arguments import pack_arguments

@@ -17,7 +17,8 @@ from typing import Final
 
 from ..core.keyspace import Keyspace
 from ..core.lease import Record
-from ..core.store import ARGUMENTS_FOR, ReplaceArguments, Replaced, Store
+from ..core.store import Store
+from ..core.store_requests import ARGUMENTS_FOR, ReplaceArguments, Replaced
 from ..errors import SettingsError
 from ..message.claim import Claim
 from ..policy import Policy

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final, TypeVar
 
 from ..core.clock import Clock
-from ..core.store import Acquire, Capabilities, Granted, QueuedAcquire, Refused
+from ..core.store import Capabilities
+from ..core.store_requests import Acquire, Granted, QueuedAcquire, Refused
 from .memory_pauses import MemoryPauses
 from .memory_queue import MemoryCallQueue
 from .memory_rates import MemoryRates

@@ -24,13 +24,11 @@ from ..core.keyspace import Keyspace
 from ..core.lease import Kind, Phase, Record, Token
 from ..core.pauses import Pause
 from ..core.rate import Rate
-from ..core.store import (
+from ..core.store import Claims, Leases, Operators
+from ..core.store_requests import (
     ClaimChange,
-    Claims,
     Granted,
     GrantedInTurn,
-    Leases,
-    Operators,
     QueuedAcquire,
     QueuedRelease,
     Refused,

@@ -18,27 +18,22 @@ from ..core.keyspace import Keyspace
 from ..core.lease import Holder, Kind, Lease, LossReason, OperatorRelease, Phase, Record, Token
 from ..core.pauses import Pause
 from ..core.rate import Rate
-from ..core.store import (
-    RELEASE_NOTE_TTL,
+from ..core.store import RELEASE_NOTE_TTL, Claims, Leases, Operators, Schedule, Store
+from ..core.store_requests import (
     RENEWED,
     Acquire,
     Authorization,
     AuthorizeRun,
     ClaimChange,
     ClaimRequest,
-    Claims,
     CompletionState,
     Granted,
-    Leases,
     Mark,
-    Operators,
     Refused,
     Relation,
     Release,
     ReleaseReply,
     Renewal,
-    Schedule,
-    Store,
     Trace,
     rate_of,
 )

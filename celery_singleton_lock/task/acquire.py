@@ -18,7 +18,7 @@ from ..celery_compat import driver_of
 from ..core.backoff import AGAIN, backoff
 from ..core.events import EventName
 from ..core.lease import Holder, Lease, Token
-from ..core.store import Acquire, Refused, Relation, rate_of
+from ..core.store_requests import Acquire, Refused, Relation, rate_of
 from ..core.waiter import Waiter
 from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..key_queue.feature import QueueFeature

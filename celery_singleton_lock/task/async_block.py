@@ -41,7 +41,7 @@ from ..core.executor import running_task
 from ..core.heartbeat import LossHandler
 from ..core.lease import Lease, Token
 from ..core.process import this_process
-from ..core.store import Refused
+from ..core.store_requests import Refused
 from ..core.waiter import Waiter
 from ..errors import LeaseLost
 from ..runtime import Runtime

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from ..core.events import EventName
 from ..core.heartbeat import timeout_for
 from ..core.lease import Kind, Lease, Token
-from ..core.store import NewestCall, Refused, Relation
+from ..core.store_requests import NewestCall, Refused, Relation
 from ..on_conflict import CancelRunning
 from ..run_feature import Feature, Run
 from ..runtime import Runtime

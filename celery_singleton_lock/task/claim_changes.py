@@ -16,7 +16,8 @@ from celery.exceptions import Reject
 from ..celery_compat import acks_failures, dead_letters, is_revoked_here
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Phase
-from ..core.store import CLAIM_NOT_CHANGED, Acquire, ClaimChange, Store
+from ..core.store import Store
+from ..core.store_requests import CLAIM_NOT_CHANGED, Acquire, ClaimChange
 from ..errors import StoreError
 from ..message.claim import Claim
 from ..message.request_data import RequestData

@@ -21,7 +21,7 @@ from typing import Final
 
 from ..core.backoff import AGAIN, PAUSED, SHORTLY
 from ..core.lease import Kind, Record
-from ..core.store import Refused, Relation
+from ..core.store_requests import Refused, Relation
 from ..message.header import Delivery
 from ..on_conflict.rule import Conflict, Decision, OnConflict, Outcome
 

@@ -19,7 +19,7 @@ from ..core.heartbeat import LossHandler
 from ..core.keyspace import Keyspace
 from ..core.lease import Holder, Lease, Token
 from ..core.locker import Locker
-from ..core.store import Acquire, Refused, Relation, Release, rated
+from ..core.store_requests import Acquire, Refused, Relation, Release, rated
 from ..core.waiter import Waiter
 from ..errors import LeaseLost, LockConflict, NoLease, StoreError
 from ..message.header import mint_nonce

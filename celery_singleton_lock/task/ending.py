@@ -10,7 +10,7 @@ from celery.exceptions import Reject, Retry
 
 from ..celery_compat import acks_failures, is_revoked_here
 from ..core.lease import Lease
-from ..core.store import CLAIM_NOT_CHANGED, Acquire, CompletionState, Release
+from ..core.store_requests import CLAIM_NOT_CHANGED, Acquire, CompletionState, Release
 from ..errors import StoreError
 from ..key_queue.feature import leave
 from ..message.request_data import RequestData

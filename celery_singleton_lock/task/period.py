@@ -8,7 +8,7 @@ for the lease, and is refused if another call has the period.
 from __future__ import annotations
 
 from ..core.heartbeat import MAX_TIMEOUT
-from ..core.store import Acquire, ClaimRequest, Refused, Relation
+from ..core.store_requests import Acquire, ClaimRequest, Refused, Relation
 from ..option_values import Unique
 from ..run_feature import Feature, Run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.rate import Rate
-from ..core.store import Acquire, rated
+from ..core.store_requests import Acquire, rated
 from ..run_feature import Feature, Run
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.keyspace import Keyspace
 from ..core.lease import Lease
-from ..core.store import Acquire, Refused, Relation
+from ..core.store_requests import Acquire, Refused, Relation
 from ..errors import LockKeyError
 from ..message.arguments import call_of_arguments, unpack_arguments
 from ..message.claim import Claim

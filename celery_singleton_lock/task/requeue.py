@@ -16,7 +16,7 @@ from kombu.exceptions import EncodeError
 from ..core.backoff import AGAIN, Pace, backoff
 from ..core.events import EventName
 from ..core.heartbeat import MAX_TIMEOUT
-from ..core.store import ClaimChange, CompletionState, Mark
+from ..core.store_requests import ClaimChange, CompletionState, Mark
 from ..errors import SingletonLockError, StoreError
 from ..message.claim import Claim
 from ..message.copy import FOR_ANOTHER_WORKER, publish_copy, why_not

@@ -56,7 +56,7 @@ from ..core.backoff import AGAIN
 from ..core.events import Event, EventName
 from ..core.lease import Holder, Lease
 from ..core.locker import Locker
-from ..core.store import CompletionState, Release, ReleaseReply
+from ..core.store_requests import CompletionState, Release, ReleaseReply
 from ..errors import LockConflict, StoreError, StoreUnavailable
 from ..instrumentation.sentry import close_check_in
 from ..key_queue.hint import publish_hint

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 from celery.exceptions import Retry
 
 from ..core.lease import Lease
-from ..core.store import Acquire
+from ..core.store_requests import Acquire
 from ..core.waiter import Waiter
 
 

@@ -13,7 +13,8 @@ from celery import Celery
 from ..celery_compat import real_app
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Kind, Lease, Record, Token
-from ..core.store import ClaimChange, ClaimRequest, operators_of
+from ..core.store import operators_of
+from ..core.store_requests import ClaimChange, ClaimRequest
 from ..errors import DuplicateTask
 from ..message.header import mint_nonce
 from ..message.skipped import is_skipped

@@ -24,7 +24,8 @@ from ..core.fork_locks import FORK_LOCKS
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Token
 from ..core.rate import Rate
-from ..core.store import Acquire, Release, Store
+from ..core.store import Store
+from ..core.store_requests import Acquire, Release
 from ..errors import DOCS, SettingsError, StoreError, StoreUnavailable
 from ..instrumentation import EventPipe
 from ..key_queue.join import require_call_queue

@@ -44,7 +44,8 @@ from .. import celery_compat
 from ..core.events import Event, EventName
 from ..core.lease import Holder, Kind, Token
 from ..core.retry_queue import MAIN_THREAD_TIMEOUT
-from ..core.store import ClaimChange, Release, ReleaseReply, Store
+from ..core.store import Store
+from ..core.store_requests import ClaimChange, Release, ReleaseReply
 from ..errors import StoreUnavailable
 from ..key_queue import ends as queue_ends
 from ..message.claim import Claim

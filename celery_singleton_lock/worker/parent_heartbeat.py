@@ -59,7 +59,8 @@ from ..core.fork_locks import FORK_LOCKS
 from ..core.heartbeat import interval_of, patience, retry_pause
 from ..core.lease import Holder, Lease, LossReason, Token, trust_of
 from ..core.process import lives
-from ..core.store import RENEWED, Renewal, Store
+from ..core.store import Store
+from ..core.store_requests import RENEWED, Renewal
 from ..errors import StoreError
 from .shared_memory import LeaseNote, RunningLease, SharedMemory
 

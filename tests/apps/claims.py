@@ -21,7 +21,7 @@ from celery import Celery, signals
 from celery.exceptions import Ignore, Reject
 
 from celery_singleton_lock import OnConflict, SingletonTask, singleton_task
-from celery_singleton_lock.core.store import Acquire, Granted, Refused
+from celery_singleton_lock.core.store_requests import Acquire, Granted, Refused
 from celery_singleton_lock.stores.redis.leases import RedisLeases
 from tests.apps.gate import Gate
 from tests.harness.journal import Journal

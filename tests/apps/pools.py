@@ -25,14 +25,16 @@ from celery_singleton_lock import (
     PER_TASK,
     current_lease,
     hold,
-    lease_acquired,
-    lease_conflict,
-    lease_lost,
-    lease_released,
     singleton_task,
 )
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.instrumentation import (
+    lease_acquired,
+    lease_conflict,
+    lease_lost,
+    lease_released,
+)
 from tests.harness.journal import Journal
 
 #: Seconds; a body that outlives it needs the heartbeat.

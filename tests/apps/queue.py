@@ -27,7 +27,7 @@ from celery.signals import before_task_publish
 from kombu import Queue
 
 from celery_singleton_lock import OnConflict, SingletonTask, singleton_task
-from celery_singleton_lock.core.store import QueuedRelease
+from celery_singleton_lock.core.store_requests import QueuedRelease
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.key_queue import join as publish
 from celery_singleton_lock.stores.redis import scripts

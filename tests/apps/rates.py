@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock import OnConflict, Rate, current_lease, singleton_task
-from celery_singleton_lock.core.store import Acquire, Granted, Refused
+from celery_singleton_lock.core.store_requests import Acquire, Granted, Refused
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis.leases import RedisLeases
 from tests.harness.journal import Journal

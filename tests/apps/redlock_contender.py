@@ -13,7 +13,7 @@ import random
 import sys
 import time
 
-from celery_singleton_lock.core.store import Granted, Release
+from celery_singleton_lock.core.store_requests import Granted, Release
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.testing.contract import ask, new_key, new_token

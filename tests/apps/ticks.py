@@ -22,7 +22,7 @@ from celery import Celery
 from celery.schedules import crontab
 from celery.signals import beat_init, before_task_publish
 
-from celery_singleton_lock.core.store import Authorization, AuthorizeRun
+from celery_singleton_lock.core.store_requests import Authorization, AuthorizeRun
 from celery_singleton_lock.instrumentation import beat_leading
 from celery_singleton_lock.stores.redis.schedule import RedisSchedule
 

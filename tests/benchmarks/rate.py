@@ -29,7 +29,7 @@ from celery_heimdall.task import rate_limited_countdown
 
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.rate import Rate
-from celery_singleton_lock.core.store import Acquire, Granted, Release, rated
+from celery_singleton_lock.core.store_requests import Acquire, Granted, Release, rated
 from example_project.private_server import PrivateServer, find_binary
 from tests.benchmarks.contest import Contender, Result, Role
 from tests.benchmarks.contest import run as measured

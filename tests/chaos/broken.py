@@ -24,7 +24,7 @@ from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Lease, Token
 from celery_singleton_lock.core.retry_queue import RetryQueue
-from celery_singleton_lock.core.store import Acquire, GrantedArguments
+from celery_singleton_lock.core.store_requests import Acquire, GrantedArguments
 from celery_singleton_lock.key_queue.sweep import QueueSweep
 from celery_singleton_lock.stores.redis import scripts as redis_scripts
 from celery_singleton_lock.stores.redis.leases import RedisLeases

@@ -13,7 +13,7 @@ import redis
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
-from celery_singleton_lock.core.store import Acquire, CompletionState, Release
+from celery_singleton_lock.core.store_requests import Acquire, CompletionState, Release
 from celery_singleton_lock.stores import open_store
 from tests.chaos.drain import Drain
 from tests.chaos.history import History

@@ -25,7 +25,7 @@ from celery_singleton_lock.core.heartbeat import Heartbeat, timeout_for
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     RENEWED,
     Acquire,
     ClaimChange,
@@ -908,7 +908,7 @@ PROCESS = """
 import os, signal, sys
 from celery import Celery
 from celery_singleton_lock.core.lease import Holder, Lease
-from celery_singleton_lock.core.store import Acquire, Refused, Release
+from celery_singleton_lock.core.store_requests import Acquire, Refused, Release
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing.contract import new_token
 

@@ -24,12 +24,12 @@ from celery_singleton_lock.core.call_queue import (
 )
 from celery_singleton_lock.core.keyspace import CallQueueNames, Keyspace
 from celery_singleton_lock.core.lease import Kind, Token
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store import Store
+from celery_singleton_lock.core.store_requests import (
     CompletionState,
     Refused,
     Relation,
     ReleaseReply,
-    Store,
 )
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import TIMEOUT, new_key, new_token

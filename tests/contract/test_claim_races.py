@@ -11,7 +11,8 @@ import pytest
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store import Store
+from celery_singleton_lock.core.store_requests import (
     RENEWED,
     Acquire,
     ClaimChange,
@@ -22,7 +23,6 @@ from celery_singleton_lock.core.store import (
     Relation,
     Release,
     Renewal,
-    Store,
 )
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import new_key, new_token

@@ -23,7 +23,7 @@ from celery_singleton_lock.core.lease import (
     Token,
 )
 from celery_singleton_lock.core.retry_queue import RetryQueue
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     RENEWED,
     Acquire,
     ClaimChange,

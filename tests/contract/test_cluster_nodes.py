@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.core.native_threads import socket_owner
-from celery_singleton_lock.core.store import Release, ReleaseReply
+from celery_singleton_lock.core.store_requests import Release, ReleaseReply
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis.async_release import PendingReleases
 from celery_singleton_lock.stores.redis.cluster import NodeConnections

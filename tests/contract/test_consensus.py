@@ -23,7 +23,8 @@ from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store import Store
+from celery_singleton_lock.core.store_requests import (
     RENEWED,
     Acquire,
     ClaimChange,
@@ -33,7 +34,6 @@ from celery_singleton_lock.core.store import (
     Refused,
     Release,
     ReleaseReply,
-    Store,
 )
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores import open_store

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.core.store import RENEWED, Granted
+from celery_singleton_lock.core.store_requests import RENEWED, Granted
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token

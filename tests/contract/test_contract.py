@@ -10,7 +10,8 @@ import redis
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.keyspace import Keyspace
-from celery_singleton_lock.core.store import Granted, Store
+from celery_singleton_lock.core.store import Store
+from celery_singleton_lock.core.store_requests import Granted
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing import ManualClock

@@ -19,7 +19,7 @@ from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Phase, Token
 from celery_singleton_lock.core.pauses import Pause
 from celery_singleton_lock.core.rate import Rate
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     Acquire,
     AuthorizeRun,
     CompletionState,

@@ -23,7 +23,8 @@ from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease, LossReason
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.store import Acquire, Release, Renewal, Store
+from celery_singleton_lock.core.store import Store
+from celery_singleton_lock.core.store_requests import Acquire, Release, Renewal
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import new_key, new_token
 from celery_singleton_lock.testing.contract.steps import HOLDER

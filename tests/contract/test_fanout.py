@@ -13,7 +13,7 @@ from contextlib import closing
 import pytest
 
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.store import Granted, Release, ReleaseReply
+from celery_singleton_lock.core.store_requests import Granted, Release, ReleaseReply
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redlock.fanout import Fanout, Node
 from celery_singleton_lock.stores.redlock.store import RedlockStore, read_nodes
@@ -219,7 +219,7 @@ def test_a_body_that_ends_with_the_process_releases_and_an_unresponsive_node_del
 ) -> None:
     program = """
         import atexit, sys, threading, time
-        from celery_singleton_lock.core.store import Release
+        from celery_singleton_lock.core.store_requests import Release
         from celery_singleton_lock.stores import open_store
         from celery_singleton_lock.testing.contract import ask, new_token
         store, token = open_store(sys.argv[1]), new_token()
@@ -261,7 +261,7 @@ def test_a_greenlet_that_waits_for_nodes_does_not_block_the_others(
             import eventlet; eventlet.monkey_patch()
             from eventlet import spawn, sleep
         import time
-        from celery_singleton_lock.core.store import Granted, Release
+        from celery_singleton_lock.core.store_requests import Granted, Release
         from celery_singleton_lock.errors import StoreUnavailable
         from celery_singleton_lock.stores import open_store
         from celery_singleton_lock.testing.contract import ask, new_key, new_token

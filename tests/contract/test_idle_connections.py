@@ -24,7 +24,7 @@ import redis
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.native_threads import socket_owner
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     ClaimChange,
     ClaimRequest,
     CompletionState,

@@ -14,7 +14,8 @@ from celery_singleton_lock import OnConflict, current_lease, singleton_task
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Kind
-from celery_singleton_lock.core.store import NewestCall, Store
+from celery_singleton_lock.core.store import Store
+from celery_singleton_lock.core.store_requests import NewestCall
 from celery_singleton_lock.message.request_data import ATTRIBUTE, Arrival
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.cluster import ClusterStore

@@ -13,7 +13,8 @@ import pytest
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Kind
 from celery_singleton_lock.core.pauses import Pause
-from celery_singleton_lock.core.store import Granted, Refused, Relation, Store
+from celery_singleton_lock.core.store import Store
+from celery_singleton_lock.core.store_requests import Granted, Refused, Relation
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import (
     LONG,

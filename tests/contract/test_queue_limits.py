@@ -14,7 +14,8 @@ from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.pauses import Pause
 from celery_singleton_lock.core.rate import Rate
-from celery_singleton_lock.core.store import QueuedAcquire, Refused, Relation, ReleaseReply, Store
+from celery_singleton_lock.core.store import Store
+from celery_singleton_lock.core.store_requests import QueuedAcquire, Refused, Relation, ReleaseReply
 from celery_singleton_lock.stores.redis.leases import on_slots
 from celery_singleton_lock.testing.contract import TIMEOUT, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import HOLDER, LONG, give, take

@@ -19,7 +19,7 @@ from celery_singleton_lock.core.keyspace import CallQueueNames, Keyspace
 from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.pauses import Pause
 from celery_singleton_lock.core.rate import Rate
-from celery_singleton_lock.core.store import Granted, GrantedInTurn, Refused
+from celery_singleton_lock.core.store_requests import Granted, GrantedInTurn, Refused
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing import ManualClock

@@ -15,14 +15,8 @@ import redis
 from celery_singleton_lock.core.keyspace import CallQueueNames, Keyspace
 from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.rate import Rate
-from celery_singleton_lock.core.store import (
-    Acquire,
-    Granted,
-    Refused,
-    Relation,
-    Store,
-    rated,
-)
+from celery_singleton_lock.core.store import Store
+from celery_singleton_lock.core.store_requests import Acquire, Granted, Refused, Relation, rated
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import (

@@ -13,7 +13,7 @@ import redis
 
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import LossReason, Phase, Token
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     RENEWED,
     CompletionState,
     Refused,

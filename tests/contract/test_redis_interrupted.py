@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from celery_singleton_lock.core.lease import Lease, LossReason
-from celery_singleton_lock.core.store import RENEWED, Granted, Refused, Relation, Release
+from celery_singleton_lock.core.store_requests import RENEWED, Granted, Refused, Relation, Release
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.store import RedisStore

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_singleton_lock.core.lease import Kind
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     RENEWED,
     CompletionState,
     Granted,

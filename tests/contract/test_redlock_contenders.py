@@ -18,7 +18,7 @@ import redis
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Record, Token
-from celery_singleton_lock.core.store import ClaimRequest, Granted, Refused, Release
+from celery_singleton_lock.core.store_requests import ClaimRequest, Granted, Refused, Release
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.testing.contract import ask, lease_of, new_key, new_token
@@ -314,7 +314,7 @@ def test_greenlets_and_the_keepers_native_thread_share_no_link(nodes: RedlockNod
         import gevent.monkey; gevent.monkey.patch_all()
         import sys, gevent
         from celery_singleton_lock.core.lease import Lease
-        from celery_singleton_lock.core.store import Release
+        from celery_singleton_lock.core.store_requests import Release
         from celery_singleton_lock.stores import open_store
         from celery_singleton_lock.testing.contract import new_key
         from tests.contract.test_redlock import call_for, locker_on

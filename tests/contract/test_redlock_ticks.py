@@ -10,7 +10,7 @@ import redis
 
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Token
-from celery_singleton_lock.core.store import Authorization, AuthorizeRun
+from celery_singleton_lock.core.store_requests import Authorization, AuthorizeRun
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.testing.contract.steps import LONG, TIMEOUT, give, new_key, take

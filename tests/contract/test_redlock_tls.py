@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.core.store import Granted, Release, ReleaseReply
+from celery_singleton_lock.core.store_requests import Granted, Release, ReleaseReply
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from celery_singleton_lock.core.lease import LossReason
-from celery_singleton_lock.core.store import RENEWED, Store
+from celery_singleton_lock.core.store import Store
+from celery_singleton_lock.core.store_requests import RENEWED
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from example_project.private_server import PrivateServer

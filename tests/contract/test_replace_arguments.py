@@ -15,7 +15,7 @@ import pytest
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Phase, Token
 from celery_singleton_lock.core.pauses import Pause
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     ARGUMENTS_FOR,
     ClaimChange,
     CompletionState,

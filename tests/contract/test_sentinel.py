@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from celery_singleton_lock.core.lease import LossReason
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     RENEWED,
     Granted,
     QueuedAcquire,

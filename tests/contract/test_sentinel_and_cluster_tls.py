@@ -7,13 +7,13 @@ from contextlib import closing
 
 import pytest
 
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store import Store
+from celery_singleton_lock.core.store_requests import (
     RENEWED,
     Granted,
     Refused,
     Release,
     ReleaseReply,
-    Store,
 )
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores import open_store

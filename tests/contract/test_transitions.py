@@ -16,7 +16,8 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Token
 from celery_singleton_lock.core.lease import Phase as ClaimPhase
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store import Store
+from celery_singleton_lock.core.store_requests import (
     Acquire,
     AuthorizeRun,
     ClaimChange,
@@ -26,7 +27,6 @@ from celery_singleton_lock.core.store import (
     Mark,
     Refused,
     Release,
-    Store,
 )
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores import open_store

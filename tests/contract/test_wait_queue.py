@@ -20,7 +20,13 @@ from celery import Celery
 from celery_singleton_lock import LockConflict, hold
 from celery_singleton_lock.core import waiter as module
 from celery_singleton_lock.core.keyspace import Keyspace
-from celery_singleton_lock.core.store import RENEWED, Granted, Refused, Relation, ReleaseReply
+from celery_singleton_lock.core.store_requests import (
+    RENEWED,
+    Granted,
+    Refused,
+    Relation,
+    ReleaseReply,
+)
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.scripts import pack
 from celery_singleton_lock.stores.redis.store import RedisStore

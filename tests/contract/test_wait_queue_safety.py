@@ -15,7 +15,7 @@ from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Kind, LossReason, Phase, Record, Token
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     RENEWED,
     CompletionState,
     Granted,

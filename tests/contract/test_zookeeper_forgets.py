@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from celery_singleton_lock.core.store import Granted, Release, ReleaseReply
+from celery_singleton_lock.core.store_requests import Granted, Release, ReleaseReply
 from celery_singleton_lock.stores.zookeeper.store import ZooKeeperStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from tests.chaos.proxy import Kind, Mode, Proxy

@@ -12,7 +12,7 @@ import pytest
 
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     Acquire,
     ClaimRequest,
     CompletionState,

@@ -18,7 +18,7 @@ from celery.app.trace import build_tracer
 
 from celery_singleton_lock import OnConflict, hold, singleton_task
 from celery_singleton_lock.core.lease import Holder, Lease, Token
-from celery_singleton_lock.core.store import Acquire, Refused, Release
+from celery_singleton_lock.core.store_requests import Acquire, Refused, Release
 from celery_singleton_lock.message.header import HEADER, VERSION
 from celery_singleton_lock.message.request_data import ATTRIBUTE, Arrival
 from celery_singleton_lock.runtime import Runtime

@@ -18,7 +18,7 @@ import pytest
 
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Token
-from celery_singleton_lock.core.store import Granted
+from celery_singleton_lock.core.store_requests import Granted
 from celery_singleton_lock.message.header import HEADER, Delivery
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing.contract.steps import ask, publish

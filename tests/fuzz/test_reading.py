@@ -19,7 +19,7 @@ from celery_singleton_lock.cli.commands import describe, table
 from celery_singleton_lock.core.key import PER_TASK, KeyMaker
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Record, Token
-from celery_singleton_lock.core.store import Relation
+from celery_singleton_lock.core.store_requests import Relation
 from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.inspection import HeldKey
 from celery_singleton_lock.message.header import HEADER, SCHEDULED_AT_HEADER, Delivery

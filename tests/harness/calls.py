@@ -14,7 +14,8 @@ from celery_singleton_lock.core.call_queue import (
 )
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Kind, Token
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store import Store, operators_of
+from celery_singleton_lock.core.store_requests import (
     Granted,
     GrantedInTurn,
     QueuedAcquire,
@@ -22,8 +23,6 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     ReleaseReply,
-    Store,
-    operators_of,
 )
 from celery_singleton_lock.testing.contract import TIMEOUT, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import HOLDER, LONG

@@ -65,6 +65,7 @@ PUBLIC: Final[Mapping[str, tuple[str, ...]]] = {
     "core.clock": ("Clock",),
     "core.keyspace": ("Keyspace",),
     "core.lease": ("Holder", "Kind", "LossReason", "Phase", "Record", "Token"),
+    "core.store_requests": (),
     "core.store": (),
     "errors": (),
     "inspection": (),

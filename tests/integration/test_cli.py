@@ -21,7 +21,7 @@ from celery_singleton_lock import Lease, LeaseLost, hold, is_skipped
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Phase, Token
-from celery_singleton_lock.core.store import ClaimChange, ClaimRequest
+from celery_singleton_lock.core.store_requests import ClaimChange, ClaimRequest
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer, free_port
 from tests.harness.cli import Answer, run_apart, run_here

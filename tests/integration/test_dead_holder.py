@@ -22,7 +22,7 @@ from celery import Celery
 from celery_singleton_lock import LockConflict, hold, singleton_task
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.process import identity_of_this_process
-from celery_singleton_lock.core.store import RENEWED
+from celery_singleton_lock.core.store_requests import RENEWED
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing.contract import lease_of
 from celery_singleton_lock.testing.contract.steps import take

@@ -30,7 +30,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
-from celery_singleton_lock.core.store import ClaimRequest
+from celery_singleton_lock.core.store_requests import ClaimRequest
 from celery_singleton_lock.inspection import AmbiguousKey, Filter, HeldKey, SortBy
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.typed_keys import forms_of

@@ -21,7 +21,7 @@ import redis
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Holder
-from celery_singleton_lock.core.store import Acquire, Granted
+from celery_singleton_lock.core.store_requests import Acquire, Granted
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import open_store

@@ -20,15 +20,17 @@ from celery_singleton_lock import (
     current_lease,
     hold,
     is_skipped,
-    lease_acquired,
-    lease_conflict,
-    lease_lost,
-    lease_released,
     singleton_task,
 )
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.lease import Holder
-from celery_singleton_lock.instrumentation import log_event
+from celery_singleton_lock.instrumentation import (
+    lease_acquired,
+    lease_conflict,
+    lease_lost,
+    lease_released,
+    log_event,
+)
 from celery_singleton_lock.on_conflict.rule import Outcome
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing import SingletonStore, hold_lock, lose_lease

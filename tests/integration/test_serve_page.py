@@ -13,7 +13,7 @@ import redis
 
 from celery_singleton_lock import hold, pause, resume
 from celery_singleton_lock.core.lease import Holder, Token
-from celery_singleton_lock.core.store import Acquire
+from celery_singleton_lock.core.store_requests import Acquire
 from celery_singleton_lock.message.skipped import skipped_value
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.app_module import fresh_module

@@ -18,7 +18,8 @@ import redis
 from celery import Celery
 
 from celery_singleton_lock.core.lease import Holder, Lease, Token
-from celery_singleton_lock.core.store import Acquire, Granted, Release, Store
+from celery_singleton_lock.core.store import Store
+from celery_singleton_lock.core.store_requests import Acquire, Granted, Release
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import open_store

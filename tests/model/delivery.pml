@@ -60,13 +60,13 @@
 #define RESERVED 2
 #define DYING 3
 
-/* The marker of an attempt. [core/store.py CompletionState] */
+/* The marker of an attempt. [core/store_requests.py CompletionState] */
 #define UNKNOWN 0
 #define WAITING 1
 #define FINISHING 2
 #define DONE 3
 
-/* What a delivery found in the store. [core/store.py Relation] */
+/* What a delivery found in the store. [core/store_requests.py Relation] */
 #define OWN 0
 #define DROPPED 1 /* done, superseded, or later: its message has ended */
 #define EARLIER 2
@@ -514,7 +514,7 @@ end:
       done[MY(job)] = 1;
       child[me].at = STORED }
 
-  /* The lease is released, and the attempt marked as done in the same step. [task/base.py SingletonTask.after_return] [task/ending.py final_release] [core/store.py Release.of] */
+  /* The lease is released, and the attempt marked as done in the same step. [task/base.py SingletonTask.after_return] [task/ending.py final_release] [core/store_requests.py Release.of] */
   :: d_step { child[me].at == STORED ->
       release(FREE, DONE);
       leave_soon() }
@@ -544,7 +544,7 @@ end:
       child[me].at = RETRYING;
       sort() }
 
-  /* The key is reserved for the next attempt, and this one marked as done. [core/store.py Release.reserve] [task/ending.py final_release] */
+  /* The key is reserved for the next attempt, and this one marked as done. [core/store_requests.py Release.reserve] [task/ending.py final_release] */
   :: d_step { child[me].at == RETRYING && child[me].trusts ->
       release(RESERVED, DONE);
       leave_soon() }

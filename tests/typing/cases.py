@@ -23,9 +23,9 @@ from celery_singleton_lock import (
     current_lease,
     hold,
     is_skipped,
-    lease_lost,
     singleton_task,
 )
+from celery_singleton_lock.instrumentation import lease_lost
 from celery_singleton_lock.testing import SingletonStore, hold_lock, lose_lease
 
 app = Celery("typed")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_singleton_lock.core.lease import Lease, LossReason
-from celery_singleton_lock.core.store import Release, ReleaseReply, Renewal
+from celery_singleton_lock.core.store_requests import Release, ReleaseReply, Renewal
 from celery_singleton_lock.errors import StoreUnavailable
 from tests.harness.flat_store import FlatStore
 

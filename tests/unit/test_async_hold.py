@@ -26,7 +26,7 @@ from celery_singleton_lock import (
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.executor import Executor
 from celery_singleton_lock.core.lease import Lease, LossReason
-from celery_singleton_lock.core.store import Acquire, Granted, Refused, Release
+from celery_singleton_lock.core.store_requests import Acquire, Granted, Refused, Release
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing import SingletonStore, lose_lease
 from tests.harness.deliveries import wait_until, wait_until_collected

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, Phase, Token
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     Acquire,
     ClaimRequest,
     CompletionState,

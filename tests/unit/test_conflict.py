@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.core.lease import Token
-from celery_singleton_lock.core.store import Relation
+from celery_singleton_lock.core.store_requests import Relation
 from celery_singleton_lock.message.header import Delivery
 from celery_singleton_lock.on_conflict import ACTIONS, OnConflict
 from celery_singleton_lock.on_conflict.rule import Conflict, Decision, Outcome

@@ -31,7 +31,7 @@ from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.store import Release, ReleaseReply, Renewal
+from celery_singleton_lock.core.store_requests import Release, ReleaseReply, Renewal
 from celery_singleton_lock.core.waiter import Waiter
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime

@@ -14,11 +14,11 @@ from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Token
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store import Capabilities
+from celery_singleton_lock.core.store_requests import (
     Acquire,
     Authorization,
     AuthorizeRun,
-    Capabilities,
     Granted,
     Refused,
 )

@@ -15,7 +15,7 @@ from celery import Celery, states
 from celery_singleton_lock import inspection
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.process import identity_of_this_process
-from celery_singleton_lock.core.store import Acquire
+from celery_singleton_lock.core.store_requests import Acquire
 from celery_singleton_lock.inspection import Explanation, Fate, HeldKey
 from celery_singleton_lock.inspection.broker import InBroker
 from celery_singleton_lock.inspection.facts import Facts, InWorker, Result, _pids_in, _Workers

@@ -16,7 +16,7 @@ from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat, retry_pause, timeout_for
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, OperatorRelease
-from celery_singleton_lock.core.store import Acquire, Granted, NewestCall, Release
+from celery_singleton_lock.core.store_requests import Acquire, Granted, NewestCall, Release
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock

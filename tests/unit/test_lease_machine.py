@@ -25,7 +25,7 @@ from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Token
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     RENEWED,
     Acquire,
     Granted,

@@ -20,7 +20,7 @@ from celery_singleton_lock.core.lease import Holder, Kind, Lease, OperatorReleas
 from celery_singleton_lock.core.lease_end import was_lost
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.process import identity_of_this_process
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     Acquire,
     CompletionState,
     Granted,

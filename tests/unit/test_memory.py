@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_singleton_lock.core.lease import Holder
-from celery_singleton_lock.core.store import Acquire, Granted
+from celery_singleton_lock.core.store_requests import Acquire, Granted
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_key, new_token

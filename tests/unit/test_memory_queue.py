@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.core.call_queue import Join
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     Granted,
     QueuedAcquire,
     QueuedRelease,

@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery_singleton_lock import LeaseLost
 from celery_singleton_lock.celery_compat import fail_as_body
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, Token
-from celery_singleton_lock.core.store import Release
+from celery_singleton_lock.core.store_requests import Release
 from celery_singleton_lock.message.times import seconds_until
 from celery_singleton_lock.task.ending import is_done
 from celery_singleton_lock.testing import ManualClock

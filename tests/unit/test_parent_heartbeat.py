@@ -22,7 +22,7 @@ from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase, trust_of
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.process import lives, start_time_of
-from celery_singleton_lock.core.store import Acquire, ClaimChange, ClaimRequest, Release
+from celery_singleton_lock.core.store_requests import Acquire, ClaimChange, ClaimRequest, Release
 from celery_singleton_lock.errors import LeaseLost
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_token

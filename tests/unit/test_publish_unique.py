@@ -41,7 +41,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.lease import Phase, Record, Token
-from celery_singleton_lock.core.store import ClaimChange, ClaimRequest, Replaced
+from celery_singleton_lock.core.store_requests import ClaimChange, ClaimRequest, Replaced
 from celery_singleton_lock.message.header import HEADER
 from celery_singleton_lock.publish.replace import Replacement
 from celery_singleton_lock.runtime import Runtime

@@ -26,7 +26,7 @@ from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.events import EventName, Events
 from celery_singleton_lock.core.lease import Holder, Phase, Token
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     Acquire,
     Granted,
     NewestCall,

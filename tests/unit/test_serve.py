@@ -24,7 +24,7 @@ from celery_singleton_lock import SettingsError, hold
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.lease import Holder, Kind, Record, Token
 from celery_singleton_lock.core.pauses import Pause
-from celery_singleton_lock.core.store import Acquire
+from celery_singleton_lock.core.store_requests import Acquire
 from celery_singleton_lock.doctor.context import warning
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.inspection import HeldKey, Paused, pause

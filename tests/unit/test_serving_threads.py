@@ -24,7 +24,7 @@ from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Lease
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.observers import Observer
-from celery_singleton_lock.core.store import Acquire, Release, ReleaseReply
+from celery_singleton_lock.core.store_requests import Acquire, Release, ReleaseReply
 from celery_singleton_lock.instrumentation import EventPipe
 from celery_singleton_lock.key_queue.sweep import QueueSweep
 from celery_singleton_lock.runtime import Runtime

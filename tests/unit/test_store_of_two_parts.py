@@ -20,7 +20,8 @@ from celery_singleton_lock import (
 from celery_singleton_lock.beat.election import Election
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.lease import Holder
-from celery_singleton_lock.core.store import Acquire, Capabilities, Store
+from celery_singleton_lock.core.store import Capabilities, Store
+from celery_singleton_lock.core.store_requests import Acquire
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing.contract import new_token

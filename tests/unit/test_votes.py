@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from celery_singleton_lock.core.lease import Holder, Kind, LossReason, Phase, Record
-from celery_singleton_lock.core.store import (
+from celery_singleton_lock.core.store_requests import (
     RENEWED,
     Authorization,
     Granted,

@@ -54,7 +54,8 @@ from typing import Any, Final, TypeVar
 
 from ...core.clock import Clock
 from ...core.lease import Lease
-from ...core.store import RENEWED, Capabilities, ConnectionWatch, Renewal
+from ...core.store import Capabilities, ConnectionWatch
+from ...core.store_requests import RENEWED, Renewal
 from ...errors import StoreError, StoreUnavailable
 from ..consensus import ConsensusStore, Name, OwnKeys, names_of
 from ..transitions import (

@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...core.keyspace import Keyspace
 from ...core.lease import Kind, Record
-from ...core.store import AsyncReleases, OnReply, Release, ReleaseReply
+from ...core.store import AsyncReleases, OnReply
+from ...core.store_requests import Release, ReleaseReply
 from ...errors import StoreError, StoreUnavailable
 from .scripts import release_command
 

@@ -17,7 +17,7 @@ from ...core.call_queue import (
     Remove,
 )
 from ...core.keyspace import CallQueueNames, Keyspace
-from ...core.store import QueuedRelease, ReleaseReply
+from ...core.store_requests import QueuedRelease, ReleaseReply
 from . import scripts
 from .replies import hint_of
 from .runner import RELEASE_REPLIES, ScriptRunner

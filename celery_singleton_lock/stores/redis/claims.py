@@ -6,14 +6,8 @@ import math
 from typing import Final
 
 from ...core.lease import Kind, Phase, Record, Token
-from ...core.store import (
-    ClaimChange,
-    ClaimRequest,
-    Claims,
-    QueuedArguments,
-    ReplaceArguments,
-    Replaced,
-)
+from ...core.store import Claims, QueuedArguments
+from ...core.store_requests import ClaimChange, ClaimRequest, ReplaceArguments, Replaced
 from ...errors import StoreError, StoreUnavailable
 from . import scripts
 from .replies import record_of

@@ -41,17 +41,16 @@ from ...core.call_queue import Hint
 from ...core.clock import Clock
 from ...core.keyspace import Keyspace
 from ...core.lease import Kind, Lease, LossReason, Token
-from ...core.store import (
+from ...core.store import ConnectionWatch, OnReply
+from ...core.store_requests import (
     ARGUMENTS_FOR,
     CLAIM_NOT_CHANGED,
     RENEWED,
     Acquire,
     ClaimChange,
-    ConnectionWatch,
     Granted,
     GrantedArguments,
     Mark,
-    OnReply,
     QueuedRelease,
     Refused,
     Relation,

@@ -15,10 +15,10 @@ from typing import Final
 
 from ...core.keyspace import Keyspace
 from ...core.lease import Lease, Record
-from ...core.store import (
+from ...core.store import Leases
+from ...core.store_requests import (
     Acquire,
     Granted,
-    Leases,
     Mark,
     QueuedAcquire,
     QueuedRelease,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...core.keyspace import Keyspace
-from ...core.store import NewestCall, NewestCalls
+from ...core.store import NewestCalls
+from ...core.store_requests import NewestCall
 from . import scripts
 from .runner import ScriptRunner
 

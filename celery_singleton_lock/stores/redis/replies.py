@@ -11,7 +11,14 @@ from ...core.call_queue import Hint
 from ...core.keyspace import Keyspace
 from ...core.lease import Record
 from ...core.pauses import Pause
-from ...core.store import Acquire, Granted, GrantedArguments, GrantedInTurn, Refused, Relation
+from ...core.store_requests import (
+    Acquire,
+    Granted,
+    GrantedArguments,
+    GrantedInTurn,
+    Refused,
+    Relation,
+)
 
 _RELATIONS: Final = {relation.encode(): relation for relation in Relation}
 

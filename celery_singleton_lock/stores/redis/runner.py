@@ -16,7 +16,8 @@ import redis
 
 from ...core.keyspace import Keyspace
 from ...core.lease import Record
-from ...core.store import NO_KEYS, Release, ReleaseReply
+from ...core.store import NO_KEYS
+from ...core.store_requests import Release, ReleaseReply
 from ...errors import StoreError, StoreUnavailable
 from . import scripts
 from .async_release import PendingReleases

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...core.store import Authorization, AuthorizeRun, Schedule
+from ...core.store import Schedule
+from ...core.store_requests import Authorization, AuthorizeRun
 from . import scripts
 from .runner import ScriptRunner
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from ...core.keyspace import CallQueueNames, Keyspace
 from ...core.lease import Kind, Lease, LossReason, Token
 from ...core.rate import Rate
-from ...core.store import (
+from ...core.store_requests import (
     RENEWED,
     Acquire,
     ClaimChange,

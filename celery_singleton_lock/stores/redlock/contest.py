@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from ...core.clock import Clock
 from ...core.clock_drift import drift
 from ...core.lease import Record
-from ...core.store import (
+from ...core.store_requests import (
     Acquire,
     ClaimChange,
     ClaimRequest,

@@ -18,10 +18,10 @@ from ...core import native_threads
 from ...core.clock import Clock
 from ...core.lease import Token
 from ...core.process import Process, this_process
-from ...core.store import (
+from ...core.store import ConnectionWatch
+from ...core.store_requests import (
     Acquire,
     ClaimRequest,
-    ConnectionWatch,
     Granted,
     Refused,
     Relation,

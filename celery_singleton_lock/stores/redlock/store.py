@@ -65,25 +65,19 @@ from typing import Final
 
 from ...core.clock import Clock, SystemClock
 from ...core.lease import Lease, LossReason, OperatorRelease, Record, Token
-from ...core.store import (
+from ...core.store import Capabilities, Claims, ConnectionWatch, Leases, Operators, Schedule, Store
+from ...core.store_requests import (
     Acquire,
     Authorization,
     AuthorizeRun,
-    Capabilities,
     ClaimChange,
     ClaimRequest,
-    Claims,
-    ConnectionWatch,
     Granted,
-    Leases,
     Mark,
-    Operators,
     Refused,
     Release,
     ReleaseReply,
     Renewal,
-    Schedule,
-    Store,
     Trace,
 )
 from ...errors import SettingsError, StoreError, StoreUnavailable

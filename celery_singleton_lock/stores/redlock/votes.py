@@ -18,7 +18,15 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
 from ...core.lease import LossReason, Record
-from ...core.store import RENEWED, Authorization, Granted, Refused, Relation, ReleaseReply, Renewal
+from ...core.store_requests import (
+    RENEWED,
+    Authorization,
+    Granted,
+    Refused,
+    Relation,
+    ReleaseReply,
+    Renewal,
+)
 from ...errors import StoreError, StoreUnavailable
 
 T = TypeVar("T")

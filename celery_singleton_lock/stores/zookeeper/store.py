@@ -56,7 +56,8 @@ from urllib.parse import unquote
 from ...core import native_threads, observers
 from ...core.lease import Lease, Token
 from ...core.process import this_process
-from ...core.store import RENEWED, Acquire, Capabilities, Granted, Refused, Renewal
+from ...core.store import Capabilities
+from ...core.store_requests import RENEWED, Acquire, Granted, Refused, Renewal
 from ...errors import SettingsError, StoreError, StoreUnavailable
 from ..consensus import ConsensusStore, Name, OwnKeys
 from ..transitions import (

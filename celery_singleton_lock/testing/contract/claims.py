@@ -10,15 +10,8 @@ from typing import Any
 
 from ...core.keyspace import Keyspace
 from ...core.lease import Holder, Kind, LossReason, Phase, Record, Token
-from ...core.store import (
-    RENEWED,
-    CompletionState,
-    Granted,
-    Relation,
-    ReleaseReply,
-    Store,
-    operators_of,
-)
+from ...core.store import Store, operators_of
+from ...core.store_requests import RENEWED, CompletionState, Granted, Relation, ReleaseReply
 from . import steps as do
 from .steps import HOLDER, KEYSPACE, LONG, PUBLISHER, Part
 

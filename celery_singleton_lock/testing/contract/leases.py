@@ -9,7 +9,8 @@ import pytest
 
 from ...core.keyspace import Keyspace
 from ...core.lease import Holder, Kind, LossReason, Token
-from ...core.store import (
+from ...core.store import Store
+from ...core.store_requests import (
     RENEWED,
     Acquire,
     CompletionState,
@@ -18,7 +19,6 @@ from ...core.store import (
     Relation,
     Release,
     ReleaseReply,
-    Store,
 )
 from ...errors import StoreError
 from . import steps as do

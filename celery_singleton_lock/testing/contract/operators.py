@@ -6,14 +6,8 @@ from dataclasses import replace
 
 from ...core.keyspace import Keyspace
 from ...core.lease import Holder, Kind, LossReason, OperatorRelease, Phase, Token
-from ...core.store import (
-    Authorization,
-    AuthorizeRun,
-    CompletionState,
-    Relation,
-    Store,
-    operators_of,
-)
+from ...core.store import Store, operators_of
+from ...core.store_requests import Authorization, AuthorizeRun, CompletionState, Relation
 from . import steps as do
 from .steps import HOLDER, KEYSPACE, LONG, TIMEOUT, Part
 

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 from ...core.clock import SystemClock
 from ...core.keyspace import Keyspace
 from ...core.lease import Holder, Kind, Lease, Phase, Record, Token
-from ...core.store import (
+from ...core.store import Store
+from ...core.store_requests import (
     Acquire,
     ClaimChange,
     ClaimRequest,
@@ -22,7 +23,6 @@ from ...core.store import (
     Release,
     ReleaseReply,
     Renewal,
-    Store,
 )
 
 #: Seconds to wait for one reply; enough for 600 renewals on a busy machine.
