@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import redis
+from celery import Celery
 
+from celery_singleton_lock import pause, resume
 from tests.apps.gate import Gate
 from tests.harness.deliveries import wait_until
 from tests.harness.journal import Journal
@@ -31,6 +33,29 @@ def environment(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
 
 def sent(process: CeleryBeat) -> int:
     return process.log.count("Sending due task unique")
+
+
+def test_the_runs_of_a_paused_task_wait_as_one(
+    worker: StartWorker,
+    beat: StartBeat,
+    environment: dict[str, str],
+    redis_client: redis.Redis,
+    journal: Journal,
+) -> None:
+    with Celery("operator", broker="memory://", set_as_current=False) as app:
+        app.conf.singleton_lock_url = environment["RESULT_URL"]
+        pause(scope="unique.tick", app=app)
+        worker(APP, env={"REGISTERED": "yes"})
+        process = beat(APP, scheduler="singleton", env={"REGISTERED": "yes"})
+        wait_until(lambda: sent(process) >= 6, "some ticks are due")
+        assert redis_client.llen("celery") == 0
+        assert journal.runs("tick") == []
+        Gate(redis_client, "tick").open()
+        resume(scope="unique.tick", app=app)
+        journal.wait_for_ends(2, key="tick")
+    first = [text for text in process.log.splitlines() if "singleton duplicate" in text]
+    assert len(first) >= 4, "it has waited as one"
+    assert journal.overlaps() == []
 
 
 @pytest.mark.parametrize(

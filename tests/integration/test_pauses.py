@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import chain
+from celery import Celery, chain
 
 from celery_singleton_lock import (
     LockConflict,
@@ -24,6 +24,7 @@ from celery_singleton_lock.doctor import Severity
 from celery_singleton_lock.instrumentation import calls_paused, calls_resumed
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.cli import run_here
+from tests.harness.cluster import Cluster
 from tests.harness.keys import EVERY_NAME, LOCKING
 from tests.harness.worker import CeleryWorker
 from tests.integration.doctor_apps import found as findings_of
@@ -409,6 +410,25 @@ def test_other_scopes_and_keys_are_not_paused(
     resume(scope="pauses", app=stage.app.app)
     with hold(name, scope="pauses.retry", wait=10, app=stage.app.app):
         pass
+
+
+def test_a_paused_scope_of_a_cluster_holds_its_keys_on_all_nodes(
+    cluster: Cluster, name: str
+) -> None:
+    app = Celery("paused", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = cluster.url
+    keys = [str(number) for number in range(20)]
+    keyspace = Runtime.of(app).keyspace
+    assert len({Keyspace.shard(keyspace.lock(name, key)) for key in keys}) > 10
+    pause(scope=name, reason="maintenance", app=app)
+    for key in keys:
+        with pytest.raises(LockConflict, match="maintenance"), hold(key, scope=name, app=app):
+            pass
+    assert [one.scope for one in inspection.pauses(app) if one.scope == name] == [name]
+    resume(scope=name, app=app)
+    for key in keys:
+        with hold(key, scope=name, app=app):
+            pass
 
 
 # What operators see and do.
