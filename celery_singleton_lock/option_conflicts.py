@@ -139,17 +139,17 @@ def check_autoretry(
     if _names(*given, LockConflict):
         if isinstance(rule, Retry) and rule.max_wait is not None:
             cause = f"OnConflict.retry(max_wait={rule.max_wait:g})"
-            cure = "Give a longer max_wait"
+            remedy = "Give a longer max_wait"
         elif rule.raises:
             cause = f'on_conflict="{rule.action}"'
-            cure = 'Use on_conflict="retry", which puts the call back until it has run'
+            remedy = 'Use on_conflict="retry", which requeues the call until it has run'
     if not cause and policy.on_store_error is OnStoreError.RAISE and _names(*given, StoreError):
         cause = 'on_store_error="raise"'
-        cure = 'Use on_store_error="retry", which puts the call back until the store answers'
+        remedy = 'Use on_store_error="retry", which requeues the call until the store answers'
     if cause:
         raise ValueError(
             f"{where}: {cause} with an autoretry_for that names its error: Celery retries errors"
-            f" of the task's code, and such a call ends before it begins. {cure}. If the task "
+            f" of the task's code, and such a call ends before it begins. {remedy}. If the task "
             "itself "
             "raises that error, by a hold(), call self.retry() there"
         )

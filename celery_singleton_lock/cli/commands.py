@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -70,7 +71,18 @@ class Command(CeleryCommand):
         except AmbiguousKey as exc:
             raise click.UsageError(str(exc)) from exc
         except SingletonLockError as exc:
-            raise click.ClickException(str(exc)) from exc
+            raise click.ClickException(runnable(str(exc))) from exc
+
+
+def runnable(text: str) -> str:
+    """``text`` with the ``-A`` of this process in its commands, so that they can be copied."""
+    given = [
+        value if option in ("-A", "--app") else option.removeprefix("--app=")
+        for option, value in zip(sys.argv, [*sys.argv[1:], ""], strict=True)
+        if option in ("-A", "--app") or option.startswith("--app=")
+    ]
+    app = given[0] if given else os.environ.get("APP")
+    return text.replace("celery -A ...", f"celery -A {app}") if app else text
 
 
 @contextmanager
@@ -239,7 +251,7 @@ def explain(ctx: click.Context, /, task_id: str, timeout: float, as_json: bool) 
         click.echo(json.dumps(asdict(found), indent=2, default=str))
     else:
         click.echo(shown(f"{task_id}: {found.fate}"))
-        click.echo("\n".join(f"  {shown(sentence)}" for sentence in found.sentences))
+        click.echo(runnable("\n".join(f"  {shown(sentence)}" for sentence in found.sentences)))
     ctx.exit(1 if found.fate is Fate.UNKNOWN else 0)
 
 
@@ -440,9 +452,9 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     app.loader.import_default_modules()
     findings = list(diagnose(app))
     if as_json:
-        click.echo(json.dumps([_row(finding) for finding in findings], indent=2))
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        click.echo("\n".join(map(_line, findings)))
+        click.echo(runnable("\n".join(map(_line, findings))))
     ctx.exit(1 if any(finding.severity is Severity.ERROR for finding in findings) else 0)
 
 
@@ -474,13 +486,6 @@ def _these(number: int, noun: str) -> str:
 def report_foreign(key: str, reason: str) -> None:
     progress_ends = _ERASE if sys.stderr.isatty() else ""
     click.echo(f"{progress_ends}not ours: {key!r} {reason}; see `doctor`", err=True)
-
-
-def _row(finding: Finding) -> dict[str, str]:
-    row = asdict(finding)
-    # Programs read this field by its original name.
-    row["cure"] = row.pop("remedy")
-    return row
 
 
 def _line(finding: Finding) -> str:

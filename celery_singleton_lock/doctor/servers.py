@@ -315,7 +315,7 @@ def check_persistence(context: Context, server: Server) -> Findings:
             "persistence",
             "no append-only file: a restart forgets leases. Tasks that run then are interrupted "
             "soon after the server answers again, and requeued if their task is acks_late",
-            "appendonly yes, if restarts happen often",
+            "appendonly yes",
         )
     elif server.info:
         text = "no append-only file: a master that restarts before a failover empties its replicas"

@@ -34,7 +34,9 @@ SPACE: Final = Fault(
 )
 CORRUPT: Final = Fault("members", "take the corrupt member out, and add it again empty")
 _LOGIN: Final = Fault(
-    "login", "correct user and password in singleton_lock_url; percent-encode :/@%"
+    "login",
+    "correct user and password in singleton_lock_url; percent-encode :/@%. A user that ACL SETUSER "
+    "has made is gone after a restart without an aclfile",
 )
 _SCHEMES: Final = (
     "does the server speak TLS at this port? rediss://, etcds:// and zks:// are with TLS, "

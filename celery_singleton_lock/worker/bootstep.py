@@ -333,7 +333,7 @@ def _warn_of_durations(task: Any, policy: Policy, settings: Settings) -> None:
     if timeout is not None and longest is not None and debounce is not None and debounce > timeout:
         _warn(
             f"{task.name} has debounce={debounce:g} s, longer than the broker's visibility_timeout "
-            f"of {timeout:g} s: a worker puts each message back every {longest:g} s until it is "
+            f"of {timeout:g} s: a worker requeues each message every {longest:g} s until it is "
             "due. With many such messages this delays them all. Set visibility_timeout above "
             "debounce."
         )

@@ -189,14 +189,6 @@ def test_a_worker_killed_after_its_result_causes_no_second_run(
 
 
 #: The user's own part of the Django example.
-MODELS = """
-from django.db import models
-
-class Order(models.Model):
-    total = models.IntegerField()
-    paid = models.BooleanField(default=False)
-    refunded = models.BooleanField(default=False)
-"""
 PAYMENTS = """
 def charge(total, idempotency_key): ...
 def refund(total, idempotency_key): ...
@@ -209,7 +201,7 @@ from celery_singleton_lock.testing import hold_lock
 from shop.models import Order
 from shop.orders import place
 from shop.tasks import charge
-from shop.views import refund
+from shop.views import pay, refund
 
 @override_settings(CELERY_TASK_ALWAYS_EAGER=True, CELERY_TASK_EAGER_PROPAGATES=True)
 class ViewTest(TestCase):
@@ -228,6 +220,14 @@ class ViewTest(TestCase):
         self.assertFalse(self.is_refunded())
         self.assertEqual(refund(None, order.pk).status_code, 204)
         self.assertTrue(self.is_refunded())
+
+    def test_an_order_that_is_paid_twice_is_charged_once(self):
+        order = Order.objects.create(total=30)
+        with mock.patch("shop.payments.charge") as charges:
+            with self.captureOnCommitCallbacks(execute=True):
+                statuses = [pay(None, order.pk).status_code for _ in range(2)]
+        self.assertEqual(statuses, [202, 202])
+        charges.assert_called_once()
 
     def test_a_call_with_options_is_sent_after_the_commit(self):
         order = Order.objects.create(total=30)
@@ -249,7 +249,7 @@ def test_a_testcase_of_django_needs_no_server(tmp_path: Path) -> None:
     found = blocks((ROOT / "docs/how-to/django.md").read_text())
     options = "".join(one for one in found if "charge.apply_async_on_commit" in one)
     view_tests = f"OPTIONS = {options!r}\n{VIEW_TESTS}"
-    ours = {"models": MODELS, "payments": PAYMENTS, "test_views": view_tests}
+    ours = {"payments": PAYMENTS, "test_views": view_tests}
     for name, code in ours.items():
         (tmp_path / f"shop/{name}.py").write_text(code)
     (tmp_path / "proj/__init__.py").write_text("from .celery import app as celery_app\n")
@@ -263,7 +263,7 @@ def test_a_testcase_of_django_needs_no_server(tmp_path: Path) -> None:
     path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = run(*command, folder=tmp_path, env=path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Ran 5 tests" in done.stderr
+    assert "Ran 6 tests" in done.stderr
 
 
 @pytest.mark.slow

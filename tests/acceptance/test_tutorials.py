@@ -57,7 +57,7 @@ def test_one_account_at_a_time_goes_as_printed(
     tmp_path: Path, redis_url: str, worker: Callable[..., CeleryWorker]
 ) -> None:
     page = Page("how-to/in-order.md", tmp_path, redis_url).write()
-    sessions = [one for one in page.sessions if "outbox" not in one and "reports" not in one]
+    sessions = [one for one in page.sessions if "outbox" not in one and "tenants" not in one]
     [queue, _] = page.commands("celery -A transfers singleton queue")
     first = worker("transfers", concurrency=4, wait=False)
     with ThreadPoolExecutor(1) as executor:
@@ -94,8 +94,8 @@ def test_a_tenant_with_many_calls_leaves_workers_to_the_others_as_printed(
     tmp_path: Path, redis_url: str, worker: Callable[..., CeleryWorker]
 ) -> None:
     page = Page("how-to/in-order.md", tmp_path, redis_url).write()
-    worker("reports", concurrency=4)
-    page.check(*(one for one in page.sessions if "from reports" in one))
+    worker("tenants", concurrency=4)
+    page.check(*(one for one in page.sessions if "from tenants" in one))
 
 
 def test_two_beats_send_no_tick_twice(

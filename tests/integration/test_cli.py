@@ -18,6 +18,7 @@ import redis
 from celery import Celery
 
 from celery_singleton_lock import Lease, LeaseLost, hold, is_skipped
+from celery_singleton_lock.cli.commands import runnable
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.keyspace import Keyspace
 from celery_singleton_lock.core.lease import Holder, Phase, Token
@@ -561,3 +562,21 @@ def test_ls_reports_keys_that_other_recipes_left_under_our_names(
     assert f"not ours: {forever!r} has no expiry" in answer.err
     assert f"not ours: {a_list!r} is a list" in answer.err
     assert redis_client.exists(forever, a_list) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "app"),
+    [
+        (["celery", "-A", "proj", "singleton", "explain"], "proj"),
+        (["celery", "--app", "proj", "singleton", "explain"], "proj"),
+        (["celery", "--app=proj", "singleton", "explain"], "proj"),
+        (["celery", "singleton", "explain"], "..."),
+    ],
+)
+def test_the_commands_that_a_command_names_can_be_copied(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], app: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.delenv("APP", raising=False)
+    text = "free it with: celery -A ... singleton release 'k'"
+    assert runnable(text) == f"free it with: celery -A {app} singleton release 'k'"

@@ -696,7 +696,7 @@ def test_the_command_reports_all_and_ends_with_1_on_an_error(
         rows = json.loads(broken.stdout)
         (row,) = [row for row in rows if row["subject"] == "eviction"]
         assert row["severity"] == "error"
-        assert row["cure"]
+        assert row["remedy"]
     else:
         assert "ERROR    eviction: maxmemory-policy is allkeys-lru" in broken.stdout
         assert "-> CONFIG SET maxmemory-policy noeviction" in broken.stdout
