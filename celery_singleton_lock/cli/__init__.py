@@ -1,4 +1,4 @@
-"""The group ``celery -A app singleton``, whose commands are imported when one is called.
+"""The group ``celery -A proj singleton``, whose commands are imported when one is called.
 
 Every ``celery`` command in an environment with this package, also ``celery worker``, imports this
 module to find the group.

@@ -1,4 +1,4 @@
-"""The commands ``celery -A app singleton ls | show | explain | release | doctor``.
+"""The commands ``celery -A proj singleton ls | show | explain | release | doctor``.
 
 They print what `inspection` and `doctor` return.
 """

@@ -1,4 +1,4 @@
-"""The commands ``celery -A app singleton pause | resume | paused``."""
+"""The commands ``celery -A proj singleton pause | resume | paused``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``celery -A app singleton serve``, which needs the extra ``serve``."""
+"""The command ``celery -A proj singleton serve``, which needs the extra ``serve``."""
 
 from __future__ import annotations
 

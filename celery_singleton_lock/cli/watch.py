@@ -1,4 +1,4 @@
-"""``celery -A app singleton watch``: the keys that are held or claimed, as they change.
+"""``celery -A proj singleton watch``: the keys that are held or claimed, as they change.
 
 Overview
     The store is read every second. A terminal shows the keys as a table, if rich is installed (the
