@@ -7,16 +7,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.load import backlog, leases, tasks
+from tests.load import backlog, leases, rates, tasks
 
-_LOADS = ("tasks", "leases", "backlog")
+_LOADS = ("tasks", "leases", "backlog", "rates")
 
 
 def main() -> int:
     """Run what was asked for; exit status 1 if anything was lost, doubled, intruded or left."""
     parser = argparse.ArgumentParser(prog="make load", description=__doc__)
     parser.add_argument(
-        "--full", action="store_true", help="50 000 tasks; 10 000 leases; 100 000 calls"
+        "--full", action="store_true", help="50 000 tasks; 10 000 leases; 100 000 and 10 000 calls"
     )
     parser.add_argument("--only", choices=_LOADS, help="one of them")
     parser.add_argument("--tasks", type=int, help="how many tasks")
@@ -65,6 +65,12 @@ def main() -> int:
                 waited = backlog.run(calls, keys, Path(directory), paused=paused)
             print(waited, flush=True)
             ok = ok and waited.ok
+    if given.only in (None, "rates"):
+        rated = rates.RateLoad(calls=10_000, keys=100, kills=5) if full else rates.RateLoad()
+        with tempfile.TemporaryDirectory(prefix="csl-load-") as directory:
+            started = rates.run(rated, Path(directory))
+        print(started, flush=True)
+        ok = ok and started.ok
     print("ok" if ok else "NOT OK")
     return 0 if ok else 1
 

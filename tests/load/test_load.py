@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.load import backlog, leases, tasks
+from tests.load import backlog, leases, rates, tasks
 
 # The loads have servers of their own; this one says whether there can be any.
 pytestmark = [
@@ -67,3 +67,11 @@ def test_calls_that_wait_in_the_store_cost_no_worker_anything_and_run_in_order(
     assert report.copies <= 2, "the second after a minute: the calls take no longer than five"
     assert report.bytes_per_call < 2048
     assert report.grown < 5
+
+
+def test_calls_start_in_order_and_no_faster_than_their_rate_while_workers_are_killed(
+    tmp_path: Path,
+) -> None:
+    report = rates.run(rates.RateLoad(calls=200, keys=10, kills=1), tmp_path)
+    print(report)
+    assert report.ok, report
