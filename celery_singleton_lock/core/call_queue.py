@@ -200,7 +200,7 @@ class CallQueue(ABC):
         """Release the lease of a call of a queue, see `Leases.release`.
 
         Returns:
-            The reply, and the call to publish next; None: there is none.
+            The reply and the call to publish next, or None if there is none.
         """
 
     @abstractmethod
@@ -290,7 +290,7 @@ class CallQueue(ABC):
         """Take a call out of the queue.
 
         Returns:
-            The reply, and the call to publish next; None: there is none.
+            The reply and the call to publish next, or None if there is none.
         """
 
     def missing_rights(self, key: str, /) -> list[str]:

@@ -83,13 +83,15 @@ class Event:
 
     Attributes:
         name: The kind of event.
-        key: The lock key; of a pause of a scope, the scope.
+        key: The lock key. If a whole scope is paused or resumed, the scope.
         task: The task's name; empty for a ``hold()``.
         task_id: The task's id, or the id of the ``hold()``.
         lease: The lease, or empty if the event isn't about one. It's the same text in all events
             of one lease.
-        holder: Who holds the key: this task, or after a conflict the other one.
-        data: The data of the event (`DATA`): seconds, numbers and words, never a task's arguments.
+        holder: Who holds the key: this task, the other call after a conflict, or the leading Beat.
+            Empty in other events.
+        data: The data of the event, as the events page lists it. It never contains a task's
+            arguments.
     """
 
     name: EventName

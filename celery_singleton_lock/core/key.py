@@ -46,7 +46,7 @@ class PerTask:
         return "PER_TASK"
 
 
-#: The ``key`` that gives the whole task one key, whatever its arguments.
+#: Pass this as ``key`` to lock the whole task, whatever its arguments.
 PER_TASK: Final = PerTask()
 
 #: The values of a policy's ``key``; None means all bound arguments.

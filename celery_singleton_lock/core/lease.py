@@ -326,8 +326,8 @@ class SharedDeadline(Protocol):
 class Lease:
     """A lock with an expiry, which is renewed while the task or block runs.
 
-    This process trusts its lease a little shorter than the store keeps it. So a task that calls
-    :meth:`check` stops before another run can start.
+    This process stops trusting its lease a little before the store lets it expire. So a task that
+    calls :meth:`check` stops before another run can start.
 
     Attributes:
         key: The full key, as in the store.

@@ -39,9 +39,9 @@ from .store_requests import (
 #: an earlier try without a reply may have been carried out.
 OnReply: TypeAlias = Callable[[ReleaseReply | StoreError, bool], None]
 
-#: What a login lacks that may not use keys of our names.
+#: Stands for a missing right to use keys with our names.
 NO_KEYS: Final = "keys"
-#: Seconds for which an operator's note on a release stays next to the key.
+#: How long an operator's note on a release is kept, in seconds.
 RELEASE_NOTE_TTL: Final = 3600.0
 
 

@@ -78,7 +78,7 @@ class Explanation:
 
     Attributes:
         task_id: The task's id.
-        fate: What became of it, in one word.
+        fate: What became of it, as one of the values of ``Fate``.
         sentences: What is known about it, and what you can do, for people.
         state: Celery's state of the result.
         key: The key that the task held or wants. None if unknown.
@@ -112,8 +112,8 @@ def explain(app: Celery, task_id: str, *, timeout: float = 1.0) -> Explanation:
     Args:
         app: The app. It must have the task, because the key is computed with it.
         task_id: The task's id.
-        timeout: How long to wait for the workers' replies, in seconds. They're asked only if there
-            is no final result, and the holder's worker gets at least two seconds.
+        timeout: How long to wait for the workers' replies, in seconds. Workers are asked only if
+            there is no final result. The holder's worker gets at least two seconds.
 
     Raises:
         StoreError: The store refused the request, or can't be reached.

@@ -247,7 +247,7 @@ def held_keys(
     sort: SortBy = SortBy.KEY,
     counts_waiting: bool = False,
     counts_calls: bool = False,
-    report: Callable[[str, str], None] = lambda key, reason: None,
+    report: Callable[[str, str], None] | None = None,
 ) -> Iterator[HeldKey]:
     """List the keys that are held or claimed.
 
@@ -266,7 +266,9 @@ def held_keys(
         SingletonLockError: You ask for waiting clients, but the store doesn't know them.
     """
     runtime, conditions = Runtime.of(app), conditions or Filter()
-    records = operators_of(runtime.store).survey(runtime.keyspace.match_all(), report)
+    records = operators_of(runtime.store).survey(
+        runtime.keyspace.match_all(), report or (lambda key, reason: None)
+    )
     found: Iterator[HeldKey]
     if counts_calls:
         found = _with_calls(app, conditions, records)
@@ -282,9 +284,9 @@ def held_keys(
 def find_key(app: Celery, name: str) -> HeldKey | None:
     """Find a key that is held, by its full name or a short one.
 
-    You can leave out ``csl:{...}:``, or that and the scope. The name may be percent-encoded or
-    plain text, and may omit the slot of a task with ``limit`` above 1. Name a claim with everything
-    after ``csl:{...}:``.
+    You can omit the prefix ``csl:{...}:``, or both the prefix and the scope. The name may be
+    percent-encoded or plain text, and may omit the slot of a task with ``limit`` above 1. Name a
+    claim with everything after ``csl:{...}:``.
 
     Returns:
         The key, or None if no such key is held. Then ``can_be_a_key`` says whether a task can

@@ -38,7 +38,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
 
 
 class AlreadyQueuedError(Exception):
-    """An equal call is queued or running. It's like celery-heimdall's."""
+    """An equal call is queued or running. It has the attributes of celery-heimdall's error."""
 
     def __init__(self, expires_in: float | None = None, likely_culprit: str | None = None) -> None:
         super().__init__(expires_in, likely_culprit)

@@ -22,7 +22,7 @@ _BACKENDS: Final = ("celery_once.backends.Redis", "celery_once.backends.redis.Re
 
 
 class AlreadyQueued(Exception):
-    """An equal call is queued or running. Like celery-once's, it has ``countdown``, ``message``."""
+    """An equal call is queued or running. It has the attributes of celery-once's error."""
 
     def __init__(self, countdown: float) -> None:
         self.message = f"Expires in {countdown} seconds"

@@ -34,7 +34,8 @@ class Singleton(Bridge):
     Attributes:
         unique_on: The arguments that make calls equal. By default all.
         raise_on_duplicate: Whether a duplicate raises an error. By default the setting decides.
-        lock_expiry: In how many seconds a claim expires. By default the setting decides, or never.
+        lock_expiry: In how many seconds a claim expires. By default ``singleton_lock_expiry``.
+            Without either, an old key never expires, and a claim of ours after a day.
     """
 
     abstract = True

@@ -267,8 +267,8 @@ class SingletonTask(_Base[P, R]):
 
         Raises:
             DuplicateTask: An equal call is queued or running, and ``on_duplicate`` is ``"raise"``.
-            LockKeyError: The task needs its key here (``unique``, ``on_conflict="queue"``), and no
-                key, or no stable one, can be made of the arguments.
+            LockKeyError: ``unique`` and ``on_conflict="queue"`` need the key before sending, but
+                the arguments give no key, or no stable one.
             QueueFull: The queue of the key is full (``on_conflict="queue"``).
             StoreError: The call can't join the queue of its key (``on_conflict="queue"``).
             TypeError, ValueError: ``singleton`` has an option that a call can't set, or a wrong

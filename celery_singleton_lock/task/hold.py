@@ -59,8 +59,8 @@ class hold:
         LockKeyError: No task of the scope can have this key, or you passed a full key
             (``csl:...``).
         LeaseLost: The lease of an ``async with`` block was lost before the block ended.
-        RuntimeError: ``with`` and ``wait`` inside a running event loop, ``async with`` outside of
-            an asyncio task, or a second block of one object.
+        RuntimeError: You used ``with`` and ``wait`` in a running event loop, ``async with``
+            outside an asyncio task, or one object for two blocks.
         StoreUnavailable: The store can't be reached; the block hasn't run.
         TypeError, ValueError: An argument is wrong, or a decorated function has returned a
             generator or a coroutine, whose code would run without the lock.

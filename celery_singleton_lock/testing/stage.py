@@ -31,8 +31,8 @@ __all__ = ["ManualClock", "SingletonStore", "hold_claim", "hold_lock", "is_skipp
 class ManualClock:
     """A clock for tests, which you advance by hand. ``sleep`` returns at once.
 
-    While a call sleeps on this clock, the leases of others are renewed, as in production. With
-    :meth:`advance`, leases expire.
+    While a call sleeps on this clock, other leases are renewed, as in production. :meth:`advance`
+    renews none, so leases can expire.
 
     Args:
         now: The start of the clock for deadlines, in seconds.
