@@ -76,12 +76,8 @@ class Command(CeleryCommand):
 
 def runnable(text: str) -> str:
     """``text`` with the ``-A`` of this process in its commands, so that they can be copied."""
-    given = [
-        value if option in ("-A", "--app") else option.removeprefix("--app=")
-        for option, value in zip(sys.argv, [*sys.argv[1:], ""], strict=True)
-        if option in ("-A", "--app") or option.startswith("--app=")
-    ]
-    app = given[0] if given else os.environ.get("APP")
+    given = re.search(r" (?:-A|--app)[ =]?(\S+)", " ".join(sys.argv))
+    app = given[1] if given else os.environ.get("APP")
     return text.replace("celery -A ...", f"celery -A {app}") if app else text
 
 

@@ -148,11 +148,15 @@ class Locker:
             began = sent = self.clock.now()
             try:
                 reply = self.store.leases.acquire(request, timeout=timeout)
-            except StoreUnavailable:
+            except StoreUnavailable as first:
                 # The second try uses a new connection: a restart of the server breaks all idle
                 # connections.
                 sent = self.clock.now()
-                reply = self.store.leases.acquire(request, timeout=timeout)
+                try:
+                    reply = self.store.leases.acquire(request, timeout=timeout)
+                except StoreUnavailable as second:
+                    second.was_sent |= first.was_sent
+                    raise
             if self._down:
                 self._outages.end(request.slots[0])
             if isinstance(reply, Refused) and (dead := leases_of_the_dead(request.holder, reply)):

@@ -53,7 +53,7 @@ def check_queue_rights(context: Context, queue: CallQueue) -> Findings:
         text = f'{lacks}: calls with on_conflict="queue" are refused, or never start'
         yield error("rights", f"{text}: {context.queue_tasks}", _granting(missing))
     else:
-        text = f"{lacks}: a paused call is requeued, or doesn't start when the pause ends"
+        text = f"{lacks}: paused calls, and retries above a rate, are requeued or start late"
         yield note("rights", text, _granting(missing))
 
 

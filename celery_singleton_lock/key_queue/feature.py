@@ -40,6 +40,8 @@ class QueueFeature(Feature):
     """The place of a run's call in the queue of its key."""
 
     keeps_place = True
+    # Why a call of another rule waits here, until that is reported.
+    _parked: Refused | None = None
 
     def __init__(self, run: Run, queue: CallQueue) -> None:
         super().__init__(run)
@@ -67,7 +69,7 @@ class QueueFeature(Feature):
         return cls(run, queue) if queue and (is_queue or run.delivery.queue) else None
 
     @classmethod
-    def of_parked(cls, run: Run, request: Acquire) -> QueueFeature | None:
+    def of_parked(cls, run: Run, request: Acquire, refused: Refused) -> QueueFeature | None:
         """The queue that keeps a call whose key is paused or above its rate; None: none can.
 
         It would keep the message without the arguments that later calls may give to it.
@@ -79,7 +81,9 @@ class QueueFeature(Feature):
         if why_not(run.task, run.request) is not None:
             return None
         PARKED[0] = 1
-        return cls(run, queue)
+        feature = cls(run, queue)
+        feature._parked = refused
+        return feature
 
     def prepare(self, request: Acquire) -> Acquire:
         """Ask for the lease as a call with a place.
@@ -117,6 +121,7 @@ class QueueFeature(Feature):
         if relation is Relation.LOST:
             self._drop("lost")  # a sweep stores its failure, and publishes the next call
         if relation is Relation.QUEUED:
+            self._report_parked()
             self._drop("queued")
         if relation is Relation.RATE and refused.hint is not None:
             return self._too_early(refused, refused.hint)
@@ -126,6 +131,7 @@ class QueueFeature(Feature):
             state = "is in use" if refused.record else "lets no call start yet"
             self._refuse(f"{self.run.key!r} {state}, and {obstacle}", refused)
         place, depth = self._queue.join(self._request(self.run.delivery), timeout=self._timeout)
+        self._report_parked()
         # What the store has of this id from now on is this call's, also if the message named none.
         data = RequestData.of(self.run.request)
         data.arrival = data.arrival._replace(is_unnamed=False)
@@ -143,6 +149,15 @@ class QueueFeature(Feature):
                 self.run.emit(EventName.JOINED, position=depth)
             raise Ignore
         self._drop("done")
+
+    def _report_parked(self) -> None:
+        refused, self._parked = self._parked, None
+        if refused is None:
+            return
+        is_rate = refused.relation is Relation.RATE
+        data = {"retry_after": round(refused.due_in, 3)} if is_rate else {}
+        reason = str(refused.relation)
+        self.run.emit(EventName.CONFLICT, outcome="parked", reason=reason, **data)
 
     def _too_early(self, refused: Refused, hint: Hint) -> bool:
         """The rate of the key lets no call start yet: have the message arrive when it does.

@@ -179,11 +179,9 @@ class _Tries:
     def _park(self, refused: Refused) -> None:
         """Ask as a call of the queue of the key from now on: whatever its rule, it waits there."""
         run = self._run
-        feature = QueueFeature.of_parked(run, self._request)
+        feature = QueueFeature.of_parked(run, self._request, refused)
         if feature is None:
             return
-        due_in = {} if refused.relation is Relation.PAUSED else _due_in(refused)
-        run.emit(EventName.CONFLICT, outcome="parked", reason=str(refused.relation), **due_in)
         if self.asking.waiter is not None:
             self.asking.waiter.leave()
             self.asking.waiter = None
@@ -193,7 +191,9 @@ class _Tries:
     def _not_parked(self, refused: Refused, error: StoreError) -> Decision:
         """Requeue a call that may not start yet, since the store has not kept its message."""
         run = self._run
-        run.report_outage(error, "requeued")
+        # A login without the rights for queues is no outage: a retry comes back when it may start.
+        if isinstance(error, StoreUnavailable) or refused.relation is Relation.PAUSED:
+            run.report_outage(error, "requeued")
         decision = _decide(run, refused.relation, self._waited, refused.retry_after or 0.0)
         if isinstance(error, StoreUnavailable) and decision.copy is not None:
             # It may have kept the message. The copy asks as a call of the queue, and replaces it.
@@ -316,7 +316,9 @@ def _retain(run: TaskRun, request: Acquire, error: StoreError, failures: int) ->
     retries = rule is OnStoreError.RETRY and not run.eager
     requeues = retries and why_not(run.task, run.request) is None
     if not request.queued:
-        if rate_of(request) is not None:  # a grant has counted: that must not refuse the copy
+        may_count = isinstance(error, StoreUnavailable) and error.was_sent
+        if may_count and rate_of(request) is not None:
+            # If this was granted, it has counted as a start, and that must not refuse the copy.
             run.delivery = replace(run.delivery, started=True)
     else:  # the copy must tell the store that no body has begun, if this was granted
         asked = (*run.delivery.asked, request.token.nonce)
@@ -392,12 +394,7 @@ def _carry_out(run: TaskRun, decision: Decision, refused: Refused) -> Any:
 def _report_conflict(run: TaskRun, decision: Decision, refused: Refused) -> None:
     data: dict[str, Any] = {"outcome": str(decision.outcome), "reason": decision.reason}
     if refused.relation is Relation.RATE:
-        data |= {"reason": "rate", **_due_in(refused)}
+        data |= {"reason": "rate", "retry_after": round(refused.due_in, 3)}
     if run.delivery.tries or run.delivery.since is not None:
         data["again"] = True
     run.emit(EventName.CONFLICT, holder=refused.known_holder, **data)
-
-
-def _due_in(refused: Refused) -> dict[str, Any]:
-    """The data of an event of a call above the rate of its key."""
-    return {"retry_after": round(refused.due_in, 3)}

@@ -121,7 +121,7 @@ class SingletonStep(bootsteps.StartStopStep):
             with _reporting_faults(runtime), closing(runtime.open_store()) as store:
                 _try_out(runtime, store)
         if runtime.store.call_queue is not None:
-            has_queues = any(map(_is_queued, singleton_tasks(worker.app)))
+            has_queues = any(map(_may_queue, singleton_tasks(worker.app)))
             QueueSweep(worker.app, open_store, is_over, has_queues=has_queues).start()
         if isinstance(memory, SharedMemory) and runtime.store.capabilities.renews_for_others:
             heartbeat = ParentHeartbeat(memory, runtime.open_store(), runtime.clock)
@@ -317,8 +317,10 @@ def _rate_of(rate: Rate | None) -> str:
     return "no rate" if rate is None else f'rate="{rate}"'
 
 
-def _is_queued(task: Any) -> bool:
-    return isinstance(task.singleton_policy().on_conflict, Queue)
+def _may_queue(task: Any) -> bool:
+    """Whether calls of the task wait in queues of keys, by its rule or above its rate."""
+    policy = task.singleton_policy()
+    return isinstance(policy.on_conflict, Queue) or policy.rate is not None
 
 
 def _warn_of_durations(task: Any, policy: Policy, settings: Settings) -> None:

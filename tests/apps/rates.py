@@ -1,6 +1,8 @@
 """Tasks of several ``on_conflict`` whose keys have a rate. Bodies note the fence of their lease.
 
-Its environment: LOSES=1: the first grants of the tasks in ``lost`` have no reply.
+Its environment: LOSES=1: the first grants of the tasks in ``lost`` have no reply, and the store
+is away at the second call of ``away``, in a worker with one process; WITHOUT_QUEUE=1: no task has
+``on_conflict="queue"``.
 """
 
 from __future__ import annotations
@@ -41,17 +43,18 @@ def task(name: str, **options: Any) -> Any:
     return singleton_task(**given, **options)(body)
 
 
-in_order = task("in_order", rate=10, on_conflict="queue", acks_late=True)
-early = task("early", rate=Rate(5, burst=2), on_conflict="queue")
-slow = task("slow", rate="10/h", on_conflict="queue")
+if not os.environ.get("WITHOUT_QUEUE"):
+    in_order = task("in_order", rate=10, on_conflict="queue", acks_late=True)
+    early = task("early", rate=Rate(5, burst=2), on_conflict="queue")
+    slow = task("slow", rate="10/h", on_conflict="queue")
+    limited_in_time = task("limited_in_time", rate="40/m", on_conflict="queue")
 skip = task("skip", rate=2, on_conflict="skip")
 revoke = task("revoke", rate="10/m", on_conflict="revoke")
 refuse = task("refuse", rate="10/m", on_conflict="raise")
 wait = task("wait", rate=4, on_conflict="wait")
 impatient = task("impatient", rate="10/m", on_conflict=OnConflict.wait(0.2))
 unique = task("unique", rate="10/m", on_conflict="skip", unique="until_done")
-crowd = task("crowd", rate=Rate(10, burst=6), limit=6, on_conflict="skip")
-limited_in_time = task("limited_in_time", rate="40/m", on_conflict="queue")
+crowd = task("crowd", rate=Rate(3, burst=6), limit=6, on_conflict="skip")
 kept = task("kept", rate=2, on_conflict="skip", hold_on_retry=False)
 # Their first grant has no reply, and the store does not answer their next requests either.
 lost = {
@@ -60,16 +63,26 @@ lost = {
 }
 
 
+# After its first call, the store can't be reached for a moment.
+away = task("away", rate="20/m", on_conflict="skip")
+
+
 def lose_first_grants() -> None:
     acquire, asked = RedisLeases.acquire, Counter[str]()
 
     def lossy(leases: RedisLeases, request: Acquire, *, timeout: float) -> Granted | Refused:
         key = request.slots[0]
-        asked[key] += ".lost_" in key
-        reply = acquire(leases, request, timeout=timeout) if asked[key] <= 1 else None
-        if 1 <= asked[key] <= 2:
+        is_away = ".away:" in key
+        asked[key] += ".lost_" in key or is_away
+        if is_away and 2 <= asked[key] <= 3:
+            error = StoreUnavailable("it is away")
+            error.was_sent = False
+            raise error
+        reply = None if asked[key] == 2 else acquire(leases, request, timeout=timeout)
+        if not is_away and 1 <= asked[key] <= 2:
             raise StoreUnavailable("the reply was lost")
-        return reply or acquire(leases, request, timeout=timeout)
+        assert reply is not None
+        return reply
 
     RedisLeases.acquire = lossy  # type: ignore[method-assign]
 

@@ -570,6 +570,7 @@ def test_ls_reports_keys_that_other_recipes_left_under_our_names(
         (["celery", "-A", "proj", "singleton", "explain"], "proj"),
         (["celery", "--app", "proj", "singleton", "explain"], "proj"),
         (["celery", "--app=proj", "singleton", "explain"], "proj"),
+        (["celery", "-Aproj", "singleton", "explain"], "proj"),
         (["celery", "singleton", "explain"], "..."),
     ],
 )

@@ -246,7 +246,7 @@ def test_rights_that_a_pause_lacks_are_a_note(server: PrivateServer, raw: Any) -
     app.conf.singleton_lock_url = server.url().replace("redis://", "redis://locks:pw@")
     (finding,) = found(app, "rights")
     assert finding.severity is Severity.NOTE
-    assert "a paused call" in finding.text
+    assert "paused calls, and retries above a rate" in finding.text
 
 
 def test_a_store_that_is_away_is_an_error() -> None:

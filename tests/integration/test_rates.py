@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import LockConflict, hold, inspection, is_skipped
+from celery_singleton_lock import LockConflict, hold, inspection, is_skipped, pause, resume
 from celery_singleton_lock.core.keyspace import CallQueueNames
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, wait_until
@@ -188,7 +188,7 @@ def test_retries_above_the_rate_wait_in_the_store_instead_of_coming_back_togethe
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     task, numbers = stage.app.crowd, list(range(6))
-    results = [task.delay(name, number, attempts=2) for number in numbers]
+    results = [task.delay(name, number, attempts=2, countdown=0.5) for number in numbers]
     assert [result.get(timeout=30) for result in results] == numbers
     requeued = [one.id for one in results if f"requeued: rates.crowd[{one.id}]" in worker.log]
     assert requeued == []
@@ -207,6 +207,30 @@ def test_no_call_is_dropped_because_of_its_own_start_that_nobody_heard_of(
     assert result.get(timeout=30) == 1
     log = [line for line in worker.log.splitlines() if result.id in line]
     assert any("reason=rate" in line for line in log), "its own start has refused it"
+
+
+def test_a_call_that_has_not_reached_the_store_keeps_its_rule(stage: Stage, name: str) -> None:
+    """It can't have counted. Else a throttle would run all calls of an outage."""
+    worker = stage.worker(queues=[name], concurrency=1, env={"LOSES": "1"})
+    task = stage.app.away
+    assert task.apply_async((name, 1), queue=name).get(timeout=30) == 1
+    result = task.apply_async((name, 2), queue=name)
+    assert is_skipped(result.get(timeout=30))
+    assert f"requeued: rates.away[{result.id}]" in worker.log
+
+
+def test_a_worker_whose_tasks_have_a_rate_sweeps_the_queues(stage: Stage, name: str) -> None:
+    """Retries above the rate wait there, also those that another worker has put there."""
+    options = {"queues": [name], "concurrency": 1, "env": {"WITHOUT_QUEUE": "1"}}
+    task, app = stage.app.skip, stage.app.app
+    pause(task.lock_key(name), app=app)
+    first = stage.worker(**options)
+    result = task.apply_async((name, 1), queue=name)
+    wait_until(lambda: in_queue(stage, task, name) == 1, "it waits in the store")
+    first.kill_group()
+    stage.worker(**options)
+    resume(task.lock_key(name), app=app)
+    assert result.get(timeout=30) == 1
 
 
 def test_a_call_that_expires_while_it_waits_for_its_time_never_runs(
