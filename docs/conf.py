@@ -28,6 +28,8 @@ highlight_language = "none"
 # Straight quotes: many stand in Python that is not marked as code.
 smartquotes_action = "De"
 
+# An index of two modules helps nobody, and is wider than a phone.
+html_domain_indices = False
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
