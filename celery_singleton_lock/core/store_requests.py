@@ -20,7 +20,7 @@ from .rate import Rate
 class Relation(StrEnum):
     """How the token of a refused acquire relates to what the store has; the scripts send the value.
 
-    It is no reply to a release: see `ReleaseReply`.
+    A release has replies of its own: see `ReleaseReply`.
     """
 
     DONE = "done"  # this attempt has ended, according to its completion record

@@ -64,10 +64,10 @@ def decide(relation: Relation, rule: OnConflict, conflict: Conflict) -> Decision
 
 
 def is_early(refused: Refused, delivery: Delivery) -> bool:
-    """Whether only the rate keeps work from starting that may have begun.
+    """Whether the rate has refused work that may have begun.
 
-    It waits in the queue of its key. If all such calls were requeued for the time of the next
-    start, all of them would come back then, and all but one again and again.
+    Such a call waits in the queue of its key. If all of them were requeued for the time of the next
+    start, all would come back then, and all but one would be requeued again.
     """
     return refused.relation is Relation.RATE and delivery.started and refused.hint is None
 

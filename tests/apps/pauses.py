@@ -67,7 +67,7 @@ rules = {
 late = task("late", on_conflict="skip", acks_late=True, reject_on_worker_lost=True)
 unsafe = {rule: task(f"store-{rule}", on_store_error=rule) for rule in ("run", "raise", "retry")}
 limited = task("limited", limit=2, on_conflict="retry")
-unique = task("unique", unique="until_done", unique_for=3)
+unique = task("unique", unique="until_done")
 newest = task("newest", on_conflict=OnConflict.cancel_running(within=0.2))
 debounced = task("debounced", debounce=0.5)
 

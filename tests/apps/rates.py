@@ -74,14 +74,13 @@ def lose_first_grants() -> None:
         key = request.slots[0]
         is_away = ".away:" in key
         asked[key] += ".lost_" in key or is_away
-        if is_away and 2 <= asked[key] <= 3:
-            error = StoreUnavailable("it is away")
-            error.was_sent = False
+        error = StoreUnavailable("no reply")
+        error.was_sent = not is_away and asked[key] == 1
+        if asked[key] == 2 or (is_away and asked[key] == 3):
             raise error
-        reply = None if asked[key] == 2 else acquire(leases, request, timeout=timeout)
-        if not is_away and 1 <= asked[key] <= 2:
-            raise StoreUnavailable("the reply was lost")
-        assert reply is not None
+        reply = acquire(leases, request, timeout=timeout)
+        if error.was_sent:
+            raise error
         return reply
 
     RedisLeases.acquire = lossy  # type: ignore[method-assign]

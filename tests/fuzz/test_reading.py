@@ -105,9 +105,10 @@ def test_a_copy_is_never_read_as_older_than_what_it_is_a_copy_of(sequence: int) 
 def test_a_first_conflict_that_is_yet_to_come_counts_from_now() -> None:
     delivery = Delivery(token=Token("t", 0, 0, "n"), since=9e10)
     rule = OnConflict.retry(max_wait=10)
-    copy = decide(Relation.OTHER, rule, Conflict(delivery, None, wall=1e9, waited=0.0)).copy
+    decision = decide(Relation.OTHER, rule, Conflict(delivery, None, wall=1e9, waited=0.0))
+    copy = decision.copy
     assert copy is not None
-    assert copy.since == 1e9
+    assert (decision.outcome, copy.since) == (Outcome.REQUEUED, 1e9)
     later = decide(Relation.OTHER, rule, Conflict(copy, None, wall=1e9 + 11, waited=0.0))
     assert later.outcome is Outcome.RAISE
 

@@ -406,11 +406,11 @@ def test_the_bridge_and_a_plain_redbeat_exclude_each_other(
     second.terminate()
     assert second.wait() == 0 or (schedulers[1] == REDBEATS and SIGTERM_IN_A_TICK in second.log)
     # A RedBeat that is stopped in a tick releases its lock, and sends what is left of that tick.
-    goes_on = schedulers[0] == REDBEATS and SIGTERM_IN_A_TICK in first.log
+    left = int(schedulers[0] == REDBEATS and SIGTERM_IN_A_TICK in first.log)
     for number in range(ENTRIES):
         sent = ticks.of(f"interval{number or ''}")
         senders = [tick.beat for tick in sent]
-        assert goes_on or senders == sorted(senders, key=[first.pid, second.pid].index)
+        assert senders[senders.index(second.pid) :].count(first.pid) <= left
         assert {*senders} == {first.pid, second.pid}
         assert faults(sent, EVERY) == []
     assert not redis_client.exists("redbeat::lock")

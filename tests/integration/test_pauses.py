@@ -32,6 +32,8 @@ from tests.integration.stage import Stage, wait_until
 from tests.integration.test_pools import every_pool
 
 APP = "tests.apps.pauses"
+#: Seconds, the default.
+UNIQUE_FOR = 3600.0
 RULES = ("skip", "revoke", "raise", "wait", "retry", "cancel_running", "queue")
 
 
@@ -139,11 +141,13 @@ def test_a_paused_call_does_not_cancel_the_running_one(
 ) -> None:
     task = stage.app.newest
     running = task.delay(name, 0, gate=name)
-    wait_until(lambda: stage.starts(name), "a body runs")
+    newest = Keyspace.newest_call(task.lock_key(name))
+    wait_until(lambda: stage.redis.exists(newest), "a body runs, as the newest call")
+    before = stage.redis.get(newest)
     paused(stage, task, name)
     second = task.delay(name, 1)
     wait_until(lambda: in_queue(stage, task, name) == 1, "the second call waits in the store")
-    time.sleep(1.5)  # several times the time within which a newer call is noticed
+    assert stage.redis.get(newest) == before, "a newer one would cancel it"
     stage.open(name)
     assert running.get(timeout=30) == 0
     resumed(stage, task, name)
@@ -271,7 +275,9 @@ def test_the_claim_of_a_unique_call_lasts_as_long_as_its_pause(
     paused(stage, task, name)
     first = task.delay(name)
     parked(stage, task, name, 1)
-    time.sleep(4)  # longer than its unique_for
+    key = task.lock_key(name)
+    seconds = stage.redis.pttl(Keyspace.claim(task.name, key)) / 1000
+    assert seconds > 2 * UNIQUE_FOR, "the claim outlives its unique_for"
     assert task.delay(name).id == first.id
     resumed(stage, task, name)
     assert first.get(timeout=30) == 0

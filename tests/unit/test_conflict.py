@@ -97,7 +97,7 @@ def test_a_delivery_whose_work_another_has_done_or_goes_on_with_is_dropped(
     action: str, relation: Relation, delivery: Delivery
 ) -> None:
     decision = decided(relation, delivery, action)
-    assert decision.outcome is Outcome.DROP
+    assert (decision.outcome, decision.copy) == (Outcome.DROP, None)
 
 
 @pytest.mark.parametrize("relation", [Relation.OTHER, Relation.EARLIER, Relation.DUPLICATE])
