@@ -278,12 +278,7 @@ def _choose_url(conf: Any) -> tuple[str, str]:
             )
         return given, "singleton_lock_url"
     for setting in ("result_backend", "broker_url"):
-        value = getattr(conf, setting)
-        candidates = value.split(";") if isinstance(value, str) else value or ()
-        urls = [url for url in candidates if isinstance(url, str) and is_store_url(url)]
-        if urls and is_sentinel_url(urls[0]):
-            # The URLs name several sentinels of one store, not several stores.
-            urls = [";".join(url for url in urls if is_sentinel_url(url))]
+        urls = _stores_in(getattr(conf, setting))
         if len(urls) > 1:
             _warn_once(
                 f"{setting} names several Redis servers; locks are kept in the first one only, and "
@@ -294,6 +289,16 @@ def _choose_url(conf: Any) -> tuple[str, str]:
             return urls[0], setting
     # With a broker in memory (in tests), no other process receives a message or needs the locks.
     return ("memory://", "broker_url") if has_broker_in_memory(conf) else ("", "nowhere")
+
+
+def _stores_in(value: Any) -> list[str]:
+    """The URLs of lock stores in Celery's setting of a broker or a result backend."""
+    candidates = value.split(";") if isinstance(value, str) else value or ()
+    urls = [url for url in candidates if isinstance(url, str) and is_store_url(url)]
+    if urls and is_sentinel_url(urls[0]):
+        # The URLs name several sentinels of one store, not several stores.
+        return [";".join(url for url in urls if is_sentinel_url(url))]
+    return urls
 
 
 def has_broker_in_memory(conf: Any) -> bool:

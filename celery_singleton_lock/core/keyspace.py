@@ -232,11 +232,6 @@ class Keyspace:
         return [f"{shard}}}:done|{attempt}", wait_queue, f"{wait_queue}!"]
 
     @staticmethod
-    def is_no_string(name: str) -> bool:
-        """Whether ``name`` is a queue of clients or calls, handoff tokens, or a shard's hash."""
-        return name.endswith("}:shard") or "}:line|" in name or CallQueueNames.include(name)
-
-    @staticmethod
     def claim(task: str, key: str) -> str:
         """The claim of the queued call of ``task`` on the lock ``key``, in the same shard.
 
@@ -259,10 +254,6 @@ class Keyspace:
     def is_period(name: str) -> bool:
         """Whether the claim ``name`` is one of :meth:`period`."""
         return _PERIOD in name
-
-    def checked_period(self, name: Any) -> str:
-        """``name``, read from a message and not trusted; empty if it can't be a period's claim."""
-        return str(name) if self.is_claim(name) and self.is_period(name) else ""
 
     def is_claim(self, name: Any) -> bool:
         """Whether ``name``, read from a message and not trusted, can be a claim of this prefix."""

@@ -608,31 +608,47 @@ _REMEDIES: Final[Mapping[Fate, str]] = {
 
 def _remedy(facts: Facts, verdict: _Verdict) -> Iterator[str]:
     """What to do. Nothing has to be said of a call that ran."""
-    fate, text = verdict.fate, _REMEDIES.get(verdict.fate, "")
-    lease, held, queue = facts.lease, verdict.held, _unserved_queue(facts)
-    if (pause := _pause_of(facts, fate)) is not None:
-        text = "nothing, it runs when the pause ends" if pause.left else _resume(pause)
-    elif verdict.by_rate:
-        waits = fate is Fate.WAITING
-        text = (
-            "nothing, it runs in its turn"
-            if waits
-            else f'{_AGAIN}; on_conflict="queue" runs each call'
-        )
-    elif fate is Fate.LEFT and lease is not None and lease.is_dead:
-        text = _of_left_key(facts, lease)
-    elif fate is Fate.RUNNING and lease is not None and facts.may_be_dead(lease):
-        text = _check_and_release(lease)
-    elif held is not None and facts.may_be_dead(held):
-        text = _check_and_release(held)
-        if fate in (Fate.SKIPPED, Fate.REFUSED):
-            text += f". Then {_AGAIN}"
-    elif fate is Fate.STARTED and facts.released is not None:
-        text = f"nothing; when it has been interrupted, {_AGAIN}"
-    elif queue and fate in (Fate.QUEUED, Fate.RETRYING, Fate.REQUEUED):
-        text = f"start a worker that consumes it: celery -A ... worker -Q {quote(queue)}"
-    if text:
-        yield f"To do: {text}."
+    found = (
+        _against_flow_control(facts, verdict)
+        or _against_dead_holder(facts, verdict)
+        or _against_fate(facts, verdict.fate)
+    )
+    if found:
+        yield f"To do: {found}."
+
+
+def _against_flow_control(facts: Facts, verdict: _Verdict) -> str:
+    """What to do about a pause or a rate; empty: neither keeps the call."""
+    if (pause := _pause_of(facts, verdict.fate)) is not None:
+        return "nothing, it runs when the pause ends" if pause.left else _resume(pause)
+    if not verdict.by_rate:
+        return ""
+    if verdict.fate is Fate.WAITING:
+        return "nothing, it runs in its turn"
+    return f'{_AGAIN}; on_conflict="queue" runs each call'
+
+
+def _against_dead_holder(facts: Facts, verdict: _Verdict) -> str:
+    """What to do about a holder that is dead, or may be; empty: none is."""
+    fate, lease, held = verdict.fate, facts.lease, verdict.held
+    if fate is Fate.LEFT and lease is not None and lease.is_dead:
+        return _of_left_key(facts, lease)
+    if fate is Fate.RUNNING and lease is not None and facts.may_be_dead(lease):
+        return _check_and_release(lease)
+    if held is None or not facts.may_be_dead(held):
+        return ""
+    again = f". Then {_AGAIN}" if fate in (Fate.SKIPPED, Fate.REFUSED) else ""
+    return _check_and_release(held) + again
+
+
+def _against_fate(facts: Facts, fate: Fate) -> str:
+    """What to do about the fate itself; empty: nothing has to be said."""
+    queue = _unserved_queue(facts)
+    if fate is Fate.STARTED and facts.released is not None:
+        return f"nothing; when it has been interrupted, {_AGAIN}"
+    if queue and fate in (Fate.QUEUED, Fate.RETRYING, Fate.REQUEUED):
+        return f"start a worker that consumes it: celery -A ... worker -Q {quote(queue)}"
+    return _REMEDIES.get(fate, "")
 
 
 def _of_left_key(facts: Facts, lease: HeldKey) -> str:

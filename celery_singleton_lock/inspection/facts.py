@@ -264,16 +264,22 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
     )
     facts = replace(facts, processes=workers.processes(_workers_to_ask(facts, instead)))
     if not (result.is_final or message or facts.is_held):
-        broker = None if workers.broker_is_silent else _in_broker(app, task_id)
-        facts = replace(facts, broker=broker, served=workers.served())
-        if broker is not None and broker.taken_at is not None:
-            # A worker may have taken it meanwhile.
-            message = workers.find(task_id)
-            facts = replace(facts, message=message, workers=workers.names)
-    needs_active = message is not None and message.state == "active"
-    if needs_active or any(map(facts.overdue, [*stored.own, *stored.others.values()])):
+        facts = _with_broker(facts, app, workers)
+    is_active = facts.message is not None and facts.message.state == "active"
+    if is_active or any(map(facts.overdue, [*stored.own, *stored.others.values()])):
         facts = replace(facts, active=workers.active())
     return facts
+
+
+def _with_broker(facts: Facts, app: Celery, workers: _Workers) -> Facts:
+    """``facts`` with what the broker has of a message that no worker has named."""
+    broker = None if workers.broker_is_silent else _in_broker(app, facts.task_id)
+    facts = replace(facts, broker=broker, served=workers.served())
+    if broker is None or broker.taken_at is None:
+        return facts
+    # A worker may have taken it meanwhile.
+    message = workers.find(facts.task_id)
+    return replace(facts, message=message, workers=workers.names)
 
 
 def _workers_to_ask(facts: Facts, instead: str) -> set[str]:

@@ -131,15 +131,17 @@ class Delivery:
         new.period = header.get("period")
         new.called_at = moment(header.get("called_at"))
         new.queue = header.get("queue")
-        attempt = header.get("attempt")
         # In a header that was written for an earlier attempt, only the above remains valid.
-        if attempt is not None and attempt == f"{nesting}.{retries}":
-            new.started = started or header.get("started") is True
-            new.sequence, new.tries = _count(header.get("sequence")), _count(header.get("tries"))
-            new.since, new.last = moment(header.get("since")), moment(header.get("last"))
-            new.losses = _count(header.get("losses"))
-            new.asked = _nonces(header.get("asked"))
+        if header.get("attempt") == f"{nesting}.{retries}":
+            new._read_attempt(header)
         return new
+
+    def _read_attempt(self, header: Mapping[str, Any]) -> None:
+        self.started = self.started or header.get("started") is True
+        self.sequence, self.tries = _count(header.get("sequence")), _count(header.get("tries"))
+        self.since, self.last = moment(header.get("since")), moment(header.get("last"))
+        self.losses = _count(header.get("losses"))
+        self.asked = _nonces(header.get("asked"))
 
     def named(self) -> Delivery:
         """This delivery with a unique call name.

@@ -53,46 +53,56 @@ class Gauges(Collector):
             yield from self._of_store(reading)
 
     def _of_store(self, reading: Reading) -> Iterator[GaugeMetricFamily]:
-        keys = reading.keys
-        counted = [key for key in keys if key.calls is not None]
-        by_state = Counter[_Labels]((label(key.task), key.state) for key in keys if not key.is_free)
-        yield _family("keys", "Keys held or claimed.", ("task", "state"), by_state)
-        unique_for = unique_for_by_task(self._readings.app)
-        late: dict[_Labels, float] = dict.fromkeys([(label(key.task),) for key in keys], 0.0)
-        for key in keys:
-            if overdue(key, unique_for.get(key.task), reading.at):
-                late[label(key.task),] += 1
-        text = "Claims whose message should have begun, and may be lost."
-        yield _family("overdue_claims", text, ("task",), late)
-        if all(key.waiting is not None for key in keys if not key.is_free):
-            waiting = Counter[_Labels]()
-            for key in keys:
-                waiting[label(key.task),] += key.waiting or 0
-            text = "Clients in the wait queues of the task's keys."
-            yield _family("waiting_clients", text, ("task",), waiting)
-        calls = Counter[_Labels]()
-        for key in counted:
-            calls[label(key.task),] += key.calls or 0
-        text = "Calls that wait in the queues of the task's keys."
-        yield _family("waiting_calls", text, ("task",), calls)
-        text = "Age of the oldest call that waits in a queue of the task's keys."
-        yield _family(
-            "oldest_waiting_call_seconds", text, ("task",), _oldest(counted, reading.wait)
+        by_state = Counter[_Labels](
+            (label(key.task), key.state) for key in reading.keys if not key.is_free
         )
+        yield _family("keys", "Keys held or claimed.", ("task", "state"), by_state)
+        yield self._of_claims(reading)
+        yield from _of_waiting(reading)
         paused = Counter[_Labels]((label(one.scope),) for one in reading.pauses)
         text = "Pauses of a scope, or of keys in it."
         yield _family("paused", text, ("scope",), paused)
-        leases = [key for key in keys if key.state == "running"]
+        leases = [key for key in reading.keys if key.state == "running"]
         text = "Age of the task's oldest lease."
         yield _family("oldest_lease_seconds", text, ("task",), _oldest(leases, reading.age))
-        awaited = [key for key in keys if key.waiting]
+        awaited = [key for key in reading.keys if key.waiting]
         text = "Age of the task's oldest lease for which clients wait."
-        yield _family(
-            "oldest_awaited_lease_seconds", text, ("task",), _oldest(awaited, reading.age)
-        )
+        ages = _oldest(awaited, reading.age)
+        yield _family("oldest_awaited_lease_seconds", text, ("task",), ages)
         leads = reading.leader(self._beat_name) is not None
         text = "Whether a Beat process leads (1) or none (0)."
         yield _family("beat_leader", text, ("name",), {(label(self._beat_name),): leads})
+
+    def _of_claims(self, reading: Reading) -> GaugeMetricFamily:
+        unique_for = unique_for_by_task(self._readings.app)
+        late: dict[_Labels, float] = dict.fromkeys([(label(key.task),) for key in reading.keys], 0)
+        for key in reading.keys:
+            if overdue(key, unique_for.get(key.task), reading.at):
+                late[label(key.task),] += 1
+        text = "Claims whose message should have begun, and may be lost."
+        return _family("overdue_claims", text, ("task",), late)
+
+
+def _of_waiting(reading: Reading) -> Iterator[GaugeMetricFamily]:
+    keys = reading.keys
+    if all(key.waiting is not None for key in keys if not key.is_free):
+        waiting = _sum_by_task((key, key.waiting or 0) for key in keys)
+        text = "Clients in the wait queues of the task's keys."
+        yield _family("waiting_clients", text, ("task",), waiting)
+    counted = [key for key in keys if key.calls is not None]
+    calls = _sum_by_task((key, key.calls or 0) for key in counted)
+    text = "Calls that wait in the queues of the task's keys."
+    yield _family("waiting_calls", text, ("task",), calls)
+    text = "Age of the oldest call that waits in a queue of the task's keys."
+    oldest = _oldest(counted, reading.wait)
+    yield _family("oldest_waiting_call_seconds", text, ("task",), oldest)
+
+
+def _sum_by_task(counts: Iterable[tuple[HeldKey, int]]) -> Counter[_Labels]:
+    total = Counter[_Labels]()
+    for key, count in counts:
+        total[label(key.task),] += count
+    return total
 
 
 def _oldest(keys: Iterable[HeldKey], age: Callable[[HeldKey], float]) -> dict[_Labels, float]:

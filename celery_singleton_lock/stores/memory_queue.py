@@ -57,8 +57,6 @@ _PAUSED: Final = 3600.0
 _RATE_MAY_CHANGE: Final = 300.0
 # The states of a call that has begun.
 _BEGUN: Final = ("b", "o")
-# Refusals that say more of a message than that its call waits.
-_ENDS: Final = (Relation.DONE, Relation.SUPERSEDED, Relation.LATER)
 
 _Number = tuple[int, int, int]
 
@@ -102,6 +100,8 @@ class _Call:
 
     def is_lost(self, request: QueuedAcquire) -> bool:
         """Whether it does not begin again: acknowledged early, or begun as often as it may."""
+        if self.nonce in request.asked:
+            return False  # its delivery was granted the lease before, and began no run
         if self.state in _BEGUN and not request.late:
             return True
         return request.most_begins is not None and self.begins >= request.most_begins
@@ -114,6 +114,16 @@ class _Call:
         self.state, self.begun, self.late = "b", True, request.late
         self.number = (token.nesting, token.retries, request.sequence)
         self.nonce = token.nonce
+
+    def undo_begin(self) -> None:
+        """Note that no run has begun by the grant."""
+        self.begins, self.nonce = self.begins - 1, ""
+        self.begun = self.begins > 0 or any(self.number)
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether a release has published its next message, and that has not arrived."""
+        return (self.state, self.nonce, self.copies) == ("h", "", 1)
 
     def consume(self, at: float | None = None) -> None:
         """A copy of its message ends here. It is looked at then; None: it waits for its turn."""
@@ -165,11 +175,25 @@ class _Queue:
         """When it is swept next."""
         return min((call.at or 0.0 for call in self.looked_at), default=0.0)
 
+    @property
+    def depth(self) -> Depth:
+        """How many calls wait."""
+        running = [call.call_id for call in self.front if call.state in _BEGUN]
+        waiting = [call for call in self.calls.values() if call.call_id not in running]
+        return Depth(waiting=len(waiting), oldest_at=waiting[0].joined_at if waiting else None)
+
     def new_behind(self, call: _Call) -> _Call | None:
         """The first call behind one that may run and has not begun."""
         front = self.front
         behind = front[front.index(call) + 1 :] if call in front else []
         return next((one for one in behind if one.is_new), None)
+
+    def undo_hint_behind(self, call: _Call) -> None:
+        """The grant to ``call`` is undone, and may have named the next call in a lost reply."""
+        behind = self.new_behind(call) if self.limit > 1 else None
+        if behind is not None and behind.state == "h":  # the next grant names it again
+            behind.state, behind.at, behind.repeated = "w", None, True
+            behind.copies = max(behind.copies - 1, 0)
 
     def has_turn(self, call: _Call) -> bool:
         """Whether a call may begin now."""
@@ -231,6 +255,50 @@ class _CallEnd:
         return self.may_return_from is None or (token.nesting, token.retries) < self.may_return_from
 
 
+class _Queues:
+    """The queues of all keys, and the calls that have ended.
+
+    Attributes:
+        by_key: The queues that have calls.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.by_key: dict[str, _Queue] = {}
+        self._ends: dict[tuple[str, str], _CallEnd] = {}
+
+    def of(self, key: str) -> _Queue:
+        """That of a key; a new one if none of its calls is in it."""
+        return self.by_key.get(key) or _Queue()
+
+    def call(self, key: str, call_id: str) -> _Call | None:
+        return self.of(key).calls.get(call_id)
+
+    def add(self, key: str, queue: _Queue, call: _Call) -> None:
+        queue.calls[call.call_id], self.by_key[key] = call, queue
+
+    def drop(self, key: str, call: _Call) -> None:
+        if (queue := self.by_key.get(key)) is not None:
+            queue.calls.pop(call.call_id, None)
+            if not queue.calls:
+                del self.by_key[key]
+
+    def remember(self, key: str, call: _Call, end: _CallEnd) -> None:
+        """Note the end of a call, and forget the ends that are over."""
+        now = self._clock.now()
+        while self._ends and (oldest := next(iter(self._ends.items())))[1].until <= now:
+            del self._ends[oldest[0]]
+        self._ends[key, call.call_id] = end
+
+    def end_of(self, key: str, call_id: str) -> _CallEnd | None:
+        end = self._ends.get((key, call_id))
+        return end if end and self._clock.now() < end.until else None
+
+    def has_ended(self, key: str, token: Token) -> bool:
+        end = self.end_of(key, token.call_id)
+        return end is not None and end.includes(token)
+
+
 class MemoryCallQueue(CallQueue):
     """See `CallQueue`.
 
@@ -257,68 +325,78 @@ class MemoryCallQueue(CallQueue):
         self._clock, self._guard = clock, guard
         self._leases, self._claims, self._operators = leases, claims, operators
         self._inspect, self._pause_of, self._rates = leases.inspect, pauses.of, rates
-        self._queues: dict[str, _Queue] = {}
-        self._ends: dict[tuple[str, str], _CallEnd] = {}
+        self._queues = _Queues(clock)
 
     # --- for the store ---------------------------------------------------------------------------
 
     def acquire(self, request: QueuedAcquire, /, *, timeout: float = 0) -> Granted | Refused:
         """The steps of ``queue_acquire.lua``."""
-        key, token = request.slots[0], request.token
-        number = (token.nesting, token.retries, request.sequence)
+        key, token, number = request.slots[0], request.token, _number_of(request)
         with self._guard:
-            if self._has_ended(key, token):
+            if self._queues.has_ended(key, token):
                 return Refused(relation=Relation.DONE)
-            queue = self._queues.get(key, _Queue())
+            queue = self._queues.of(key)
+            has_place, limits = token.call_id in queue.calls, (queue.limit, queue.most_limit)
             # A call that has not joined joins by running; the broker has its message.
             call = queue.calls.get(token.call_id) or _Call(
                 token.call_id, number, b"", request.late, self._clock.wall(), copies=1
             )
             if call.number > number or call.state == "x":
                 return Refused(relation=Relation.SUPERSEDED)
-            before = queue.limit, queue.most_limit
             queue.set_limit(len(request.slots))
-            is_newest = call.number == number
-            kept = Relation.QUEUED if is_newest and call.message else Relation.UNQUEUED
-            slots = self._slots(key, queue)
-            held = slots.of(call)
-            is_beyond = held is not None and held.key not in request.slots
-            runs_beyond = is_beyond and slots.lease_of(call) is not None
-            if not is_newest or runs_beyond or not queue.has_turn(call):
-                if kept is Relation.QUEUED:
-                    call.consume()
-                if token.call_id not in queue.calls:  # what is not in the queue changes nothing
-                    queue.limit, queue.most_limit = before
-                records = [*slots.records.values()]
-                first = records[0] if records else None
-                return Refused(relation=kept, record=first, others=tuple(records[1:]))
-            was_granted = call.nonce in request.asked
-            is_free = held is None and slots.free
-            if not was_granted and is_free and call.is_lost(request):
-                call.state, call.at = "x", self._clock.now()
-                return Refused(relation=Relation.LOST)
-            if held is not None and is_beyond:  # reserved for this retry
-                self._operators.free(held.key, None)
-            if slots.left:
-                self._operators.free(slots.left, None)
-            reply = self._leases.acquire(request, timeout=timeout)
+            reply = self._refused_a_turn(request, queue, call) or self._ask(request, queue, call)
             if isinstance(reply, Granted):
-                queue.calls[token.call_id], self._queues[key] = call, queue
-                is_repeated = was_granted or call.nonce == token.nonce
-                call.begin(request, is_repeated=was_granted)
-                call.at = self._clock.now() + request.ttl
-                queue.rate = request.rate
-                return self._in_turn(key, queue, reply, is_repeated=is_repeated)
-            if reply.relation is Relation.DONE:
-                self._drop(key, call)
-            elif reply.relation not in _ENDS:
-                if token.call_id in queue.calls:
-                    self._may_not_start(request, queue, call, reply, kept)
-                else:
-                    queue.limit, queue.most_limit = before
-                if reply.relation is not Relation.RATE or reply.hint is None:
-                    reply.relation = kept
+                return self._begin(request, queue, call, reply)
+            if not has_place:  # what is not in the queue changes nothing
+                queue.limit, queue.most_limit = limits
             return reply
+
+    def _refused_a_turn(self, request: QueuedAcquire, queue: _Queue, call: _Call) -> Refused | None:
+        """The refusal of a call that has no turn, or may not begin again; None: it may begin."""
+        key, kept = request.slots[0], _kept(request, call)
+        slots = self._slots(key, queue)
+        held = slots.of(call)
+        is_beyond = held is not None and held.key not in request.slots
+        runs_beyond = is_beyond and slots.lease_of(call) is not None
+        # A call keeps its place only with the message of its newest attempt.
+        if call.number < _number_of(request) or runs_beyond or not queue.has_turn(call):
+            if kept is Relation.QUEUED:
+                call.consume()
+            records = tuple(slots.records.values())
+            return Refused(relation=kept, record=next(iter(records), None), others=records[1:])
+        if held is None and slots.free and call.is_lost(request):
+            call.state, call.at = "x", self._clock.now()
+            return Refused(relation=Relation.LOST)
+        if held is not None and is_beyond:  # reserved for this retry
+            self._operators.free(held.key, None)
+        if slots.left:
+            self._operators.free(slots.left, None)
+        return None
+
+    def _ask(self, request: QueuedAcquire, queue: _Queue, call: _Call) -> Granted | Refused:
+        """Ask for the lease of a call that has its turn."""
+        key, kept = request.slots[0], _kept(request, call)
+        reply = self._leases.acquire(request, timeout=0)
+        if isinstance(reply, Granted) or reply.relation in (Relation.SUPERSEDED, Relation.LATER):
+            return reply
+        if reply.relation is Relation.DONE:
+            self._queues.drop(key, call)
+            return reply
+        if call.call_id in queue.calls:
+            self._may_not_start(request, queue, call, reply, kept)
+        if reply.relation is not Relation.RATE or reply.hint is None:
+            reply.relation = kept
+        return reply
+
+    def _begin(self, request: QueuedAcquire, queue: _Queue, call: _Call, grant: Granted) -> Granted:
+        """Note that a call begins; returns the grant, perhaps with the next call."""
+        key, was_granted = request.slots[0], call.nonce in request.asked
+        self._queues.add(key, queue, call)
+        is_repeated = was_granted or call.nonce == request.token.nonce
+        call.begin(request, is_repeated=was_granted)
+        call.at = self._clock.now() + request.ttl
+        queue.rate = request.rate
+        return self._in_turn(key, queue, grant, is_repeated=is_repeated)
 
     def _in_turn(self, key: str, queue: _Queue, reply: Granted, *, is_repeated: bool) -> Granted:
         """The grant, with the next call if the limit lets it run at the same time.
@@ -357,7 +435,7 @@ class MemoryCallQueue(CallQueue):
                 refused.hint = replace(call.hint(key), countdown=refused.due_in)
             elif is_kept:
                 call.consume(now + min(refused.due_in, _RATE_MAY_CHANGE))
-        elif call.number == (request.token.nesting, request.token.retries, request.sequence):
+        elif call.number == _number_of(request):
             is_paused = refused.relation is Relation.PAUSED
             call.consume(self._after(refused.pause) if is_paused else self._slots(key, queue).at)
 
@@ -367,14 +445,17 @@ class MemoryCallQueue(CallQueue):
         """The steps of ``queue_release.lua``."""
         key, token = Keyspace.lock_of(request.keys[0]), request.token
         with self._guard:
-            end, call = self._end_of(key, token.call_id), self._call(key, token.call_id)
+            end, call = (
+                self._queues.end_of(key, token.call_id),
+                self._queues.call(key, token.call_id),
+            )
             reply, hinted = self._leases.release(request, timeout=timeout), None
             cools = self._cooling(request.keys[0])
-            left = self._rate_left(key, self._queues.get(key, _Queue()))
+            left = self._rate_left(key, self._queues.of(key))
             delay = max(cools + _CLOCKS_DIFFER if cools else 0.0, left)
             if end and end.nonce == token.nonce and request.ended_ttl is not None:
                 # Repeated, because its reply was lost.
-                reply, found = ReleaseReply.OURS, self._call(key, end.hinted)
+                reply, found = ReleaseReply.OURS, self._queues.call(key, end.hinted)
                 hinted = found if found and found.state == "h" else None
             elif call is not None:
                 hinted = self._released(request, key, call, reply, delay)
@@ -394,25 +475,18 @@ class MemoryCallQueue(CallQueue):
         # That no body has begun counts even if the lease has ended before its client says so.
         is_undone = has_begun and not request.has_begun and call.nonce == token.nonce
         if reply is not ReleaseReply.OURS and not is_undone:
-            # Repeated: its next message was handed over, and has not arrived.
-            is_handed_over = (call.state, call.nonce, call.copies) == ("h", "", 1)
-            if ended_ttl is not None or not is_newer or not is_handed_over:
+            if ended_ttl is not None or not (is_newer and call.is_handed_over):
                 return None
             call.repeated = True
             return call
         if is_undone:
-            call.begins, call.nonce = call.begins - 1, ""
-            call.begun = call.begins > 0 or any(call.number)
+            call.undo_begin()
         if ended_ttl is not None and not is_newer:
             return self._take_out(
                 key, call, token, ended_ttl, request.may_return_from, delay, is_release=True
             )
-        queue = self._queues[key]
-        behind = queue.new_behind(call) if is_undone and queue.limit > 1 else None
-        if behind is not None and behind.state == "h":
-            # The grant may have named it in a reply that was lost. The next grant names it again.
-            behind.state, behind.at, behind.repeated = "w", None, True
-            behind.copies = max(behind.copies - 1, 0)
+        if is_undone:
+            self._queues.by_key[key].undo_hint_behind(call)
         call.at = self._clock.now() + _DEADLINE + request.due_in
         if has_begun and (call.late or not request.has_begun):
             call.state = "h"  # the broker delivers its message again
@@ -425,40 +499,20 @@ class MemoryCallQueue(CallQueue):
 
     def join(self, request: Join, *, timeout: float) -> tuple[Place, int]:
         key, token = request.key, request.token
-        number = (token.nesting, token.retries, request.sequence)
         with self._guard:
-            if self._has_ended(key, token):
+            if self._queues.has_ended(key, token):
                 return Place.ENDED, 0
-            queue = self._queues.get(key, _Queue())
+            queue = self._queues.of(key)
             call, depth = queue.calls.get(token.call_id), len(queue.calls)
             queue.set_limit(request.limit)
             if call is None:
                 if request.max_waiting is not None and depth >= request.max_waiting:
                     return Place.FULL, depth
-                call = _Call(
-                    token.call_id, number, request.message, request.late, self._clock.wall()
-                )
-                queue.calls[token.call_id] = call
-                self._queues[key] = queue
-                depth += 1
-                if request.claim:
-                    ttl = request.claim_ttl
-                    change = ClaimChange(key=request.claim, phase=Phase.QUEUED, ttl=ttl)
-                    self._claims.change(token, change, timeout=timeout)
-            elif call.state == "x":
-                return Place.WAITING, 0
-            elif call.number > number or (call.number == number and call.message):
-                return (Place.HINTED if call.state == "h" else Place.WAITING), 0
+                call, depth = self._add(request, queue), depth + 1
             else:
-                call.message = request.message
-                if call.number == number:
-                    return Place.WAITING, 0
-                is_used = call.state in _BEGUN and call.number[:2] == number[:2]
-                if is_used and call.nonce not in request.asked:
-                    call.number = number
-                    return Place.WAITING, 0
-                call.state, call.copies, call.begins, call.nonce = "w", 0, 0, ""
-                call.at, call.number, depth = None, number, 0
+                depth = 0
+                if (place := _place_kept(request, call)) is not None:
+                    return place, depth
             lease = self._slots(key, queue).lease_of(call)
             if lease is not None:  # it publishes its retry
                 call.at = self._clock.now() + lease.ttl
@@ -466,24 +520,35 @@ class MemoryCallQueue(CallQueue):
                 return Place.HINTED, depth
             return Place.WAITING, depth
 
+    def _add(self, request: Join, queue: _Queue) -> _Call:
+        """Put a call at the end of a queue."""
+        token, number, wall = request.token, _number_of(request), self._clock.wall()
+        call = _Call(token.call_id, number, request.message, request.late, wall)
+        self._queues.add(request.key, queue, call)
+        if request.claim:
+            ttl = request.claim_ttl
+            change = ClaimChange(key=request.claim, phase=Phase.QUEUED, ttl=ttl)
+            self._claims.change(token, change, timeout=0)
+        return call
+
     def position(self, key: str, call_id: str, *, timeout: float) -> int | None:
         with self._guard:
-            calls = list(self._queues.get(key, _Queue()).calls)
+            calls = list(self._queues.of(key).calls)
         return calls.index(call_id) if call_id in calls else None
 
     def keys(self, shard: str, *, timeout: float) -> list[str]:
         with self._guard:
-            return [key for key in self._queues if Keyspace.shard(key) == shard]
+            return [key for key in self._queues.by_key if Keyspace.shard(key) == shard]
 
     def depths(self, keys: Sequence[str], *, timeout: float) -> list[Depth]:
         with self._guard:
-            return [self._depth(self._queues.get(key, _Queue())) for key in keys]
+            return [self._queues.of(key).depth for key in keys]
 
     def calls(
         self, key: str, *, first: int = 0, most: int, messages: bool = True, timeout: float
     ) -> list[QueuedCall]:
         with self._guard:
-            queue = self._queues.get(key, _Queue())
+            queue = self._queues.of(key)
             calls, left = [*queue.calls.values()][first : first + most], self._rate_left(key, queue)
             next_call = self._next(key, queue)
         return [
@@ -504,12 +569,12 @@ class MemoryCallQueue(CallQueue):
     def due(self, shard: str, *, limit: int, timeout: float) -> list[str]:
         with self._guard:
             now = self._clock.now()
-            due = [key for key, queue in self._queues.items() if queue.due <= now]
+            due = [key for key, queue in self._queues.by_key.items() if queue.due <= now]
         return [key for key in due if Keyspace.shard(key) == shard][:limit]
 
     def sweep(self, key: str, *, timeout: float) -> list[tuple[bool, Hint]]:
         with self._guard:
-            queue, now = self._queues.get(key), self._clock.now()
+            queue, now = self._queues.by_key.get(key), self._clock.now()
             if queue is None or queue.due > now:
                 return []  # another client has looked at the same time
             found, number = [], len(queue.calls) + 1
@@ -531,7 +596,7 @@ class MemoryCallQueue(CallQueue):
             call.state, call.at = "x", now + _DEADLINE
             return True, call.hint(key)
         elif not call.message:
-            self._drop(key, call)
+            self._queues.drop(key, call)
         elif (pause := self._pause_of(key)) is not None:
             call.at = self._after(pause)
         # A retry whose key was paused does not come by itself: its reservation does not keep it.
@@ -550,19 +615,19 @@ class MemoryCallQueue(CallQueue):
         returns: str = "",
     ) -> None:
         with self._guard:
-            call = self._call(key, unpublished.call_id if unpublished else returns)
+            call = self._queues.call(key, unpublished.call_id if unpublished else returns)
             at = self._clock.now() + seconds
             if call is not None and call.state != "x":
                 if unpublished and call.state == "h" and call.copies:
                     call.copies -= 1
                     call.repeated = call.repeated or perhaps
                 call.at = at
-                queue = self._queues[key]
+                queue = self._queues.by_key[key]
                 behind = queue.new_behind(call) if returns and queue.limit > 1 else None
                 if behind is not None and behind.at is not None:
                     behind.at = min(behind.at, self._clock.now() + _FOREIGN)
                 return
-            queue = self._queues.get(key, _Queue())
+            queue = self._queues.of(key)
             front = [*islice(queue.calls.values(), queue.most_limit)]
             # The sweep that stores the result of a call that leaves is not put off.
             some = front if unpublished is None and not returns else filter(None, [call])
@@ -571,7 +636,7 @@ class MemoryCallQueue(CallQueue):
 
     def leave(self, key: str, call_id: str, *, timeout: float) -> Removal | Hint:
         with self._guard:
-            call, queue = self._call(key, call_id), self._queues.get(key)
+            call, queue = self._queues.call(key, call_id), self._queues.by_key.get(key)
             if call is None or queue is None:
                 return Removal.ABSENT
             held = self._slots(key, queue).of(call)
@@ -584,7 +649,7 @@ class MemoryCallQueue(CallQueue):
     def remove(self, request: Remove, *, timeout: float) -> tuple[Removal, Hint | None]:
         key, token = request.key, request.token
         with self._guard:
-            call, queue = self._call(key, token.call_id), self._queues.get(key)
+            call, queue = self._queues.call(key, token.call_id), self._queues.by_key.get(key)
             if call is None or queue is None:
                 return Removal.ABSENT, None
             held = self._slots(key, queue).of(call)
@@ -600,24 +665,6 @@ class MemoryCallQueue(CallQueue):
             return Removal.REMOVED, hinted.hint(key) if hinted else None
 
     # --- inside ----------------------------------------------------------------------------------
-
-    @staticmethod
-    def _depth(queue: _Queue) -> Depth:
-        running = [call.call_id for call in queue.front if call.state in _BEGUN]
-        waiting = [call for call in queue.calls.values() if call.call_id not in running]
-        return Depth(waiting=len(waiting), oldest_at=waiting[0].joined_at if waiting else None)
-
-    def _call(self, key: str, call_id: str) -> _Call | None:
-        queue = self._queues.get(key)
-        return queue.calls.get(call_id) if queue else None
-
-    def _end_of(self, key: str, call_id: str) -> _CallEnd | None:
-        end = self._ends.get((key, call_id))
-        return end if end and self._clock.now() < end.until else None
-
-    def _has_ended(self, key: str, token: Token) -> bool:
-        end = self._end_of(key, token.call_id)
-        return end is not None and end.includes(token)
 
     def _slots(self, key: str, queue: _Queue) -> _Slots:
         """What the slots of a key hold."""
@@ -701,9 +748,9 @@ class MemoryCallQueue(CallQueue):
         Its message is delayed until the cooldown of the key ends and its rate allows a start. If
         that takes more than a minute, a sweep publishes it.
         """
-        could_run = is_release or call in self._queues[key].front
-        self._drop(key, call)
-        queue = self._queues.get(key)
+        could_run = is_release or call in self._queues.by_key[key].front
+        self._queues.drop(key, call)
+        queue = self._queues.by_key.get(key)
         hinted = self._next(key, queue) if queue and could_run else None
         if queue and hinted and hinted.state == "w":
             hinted = self._hint(key, queue, hinted, delay=delay)
@@ -714,16 +761,38 @@ class MemoryCallQueue(CallQueue):
             first = (token.nesting, may_return_from)
         now = self._clock.now()
         kept = max(ttl, _WEEK) if call.repeated else ttl
-        while self._ends and (oldest := next(iter(self._ends.items())))[1].until <= now:
-            del self._ends[oldest[0]]
-        self._ends[key, call.call_id] = _CallEnd(token.nonce, first, following, now + kept)
+        end = _CallEnd(token.nonce, first, following, now + kept)
+        self._queues.remember(key, call, end)
         return hinted
 
-    def _drop(self, key: str, call: _Call) -> None:
-        if (queue := self._queues.get(key)) is not None:
-            queue.calls.pop(call.call_id, None)
-            if not queue.calls:
-                del self._queues[key]
+
+def _number_of(request: QueuedAcquire | Join) -> _Number:
+    token = request.token
+    return token.nesting, token.retries, request.sequence
+
+
+def _kept(request: QueuedAcquire, call: _Call) -> Relation:
+    """What a refusal says: whether the store has the newest message of a call."""
+    is_newest = call.number == _number_of(request)
+    return Relation.QUEUED if is_newest and call.message else Relation.UNQUEUED
+
+
+def _place_kept(request: Join, call: _Call) -> Place | None:
+    """The place of a call that is in the queue; None: it waits there with a newer message now."""
+    number = _number_of(request)
+    if call.state == "x":
+        return Place.WAITING
+    if call.number > number or (call.number == number and call.message):
+        return Place.HINTED if call.state == "h" else Place.WAITING
+    call.message = request.message
+    if call.number == number:
+        return Place.WAITING
+    is_used = call.state in _BEGUN and call.number[:2] == number[:2]
+    call.number = number
+    if is_used and call.nonce not in request.asked:
+        return Place.WAITING
+    call.state, call.copies, call.begins, call.nonce, call.at = "w", 0, 0, "", None
+    return None
 
 
 def _holder_of(record: Record) -> str:

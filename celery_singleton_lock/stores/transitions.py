@@ -480,8 +480,10 @@ def _acquire(
     if isinstance(chosen, Refused):
         return chosen
     slot, own = chosen
-    is_held = own is not None and own.kind is Kind.LEASE
-    pause = None if is_held else pause_of(request.slots[0])
+    if own is not None and own.kind is Kind.LEASE:  # repeated, because its reply was lost
+        assert slot is not None
+        return _grant(draft, request, slot)
+    pause = pause_of(request.slots[0])
     if slot is None and pause is None:
         return _refused_by_other(draft, request, request.slots[0])
     if own is None and (claim := _claim_of_another(draft, request)):
@@ -490,9 +492,8 @@ def _acquire(
         # Also if another call holds the key: a call is not dropped because of it during a pause.
         assert pause is not None
         return _paused(pause)
-    rate = None if is_held else rate_of(request)
-    left = 0.0 if rate is None else start(request.slots[0], rate)
-    if left:
+    rate = rate_of(request)
+    if rate is not None and (left := start(request.slots[0], rate)):
         if own is not None:  # a retry keeps its reservation until it starts
             draft.changes[slot] = Entry(own, max(left + request.ttl, own.ttl))
         return _too_early(draft, request, left)

@@ -108,17 +108,24 @@ def refuse_mistakes(
             raise TypeError(
                 f"{where}: {name}={value!r} would replace the method {name}() of the task"
             )
-        if name in _OF_OTHER_LOCKS:
-            package, drop_in, same = _OF_OTHER_LOCKS[name]
-            raise TypeError(
-                f"{where}: {name!r} is an option of {package}. Here the same is {same}. To keep "
-                f"the old options, take base=celery_singleton_lock.migration.{drop_in}"
-            )
-        if (remedy := _remedy(name)) is not None:
-            raise TypeError(
-                f"{where}: there is no option {name!r}{remedy}. For an attribute of that name, "
-                "declare it in a class of your own, given as base="
-            )
+        if (mistake := _mistaken(name)) is not None:
+            raise TypeError(f"{where}: {mistake}")
+
+
+def _mistaken(name: str) -> str | None:
+    """Why ``name`` is a mistake; None: it resembles no option, and is an attribute."""
+    if name in _OF_OTHER_LOCKS:
+        package, drop_in, same = _OF_OTHER_LOCKS[name]
+        return (
+            f"{name!r} is an option of {package}. Here the same is {same}. To keep the old "
+            f"options, take base=celery_singleton_lock.migration.{drop_in}"
+        )
+    if (remedy := _remedy(name)) is None:
+        return None
+    return (
+        f"there is no option {name!r}{remedy}. For an attribute of that name, declare it in a "
+        "class of your own, given as base="
+    )
 
 
 def _remedy(name: str) -> str | None:

@@ -27,8 +27,8 @@ class Period(Feature):
         if delivery.started:
             return None
         if not run.eager:
-            if delivery.period is not None:
-                key = keyspace.checked_period(delivery.period)
+            if keyspace.is_claim(delivery.period) and keyspace.is_period(delivery.period):
+                key = delivery.period
         elif run.policy.unique is Unique.UNTIL_EXPIRED and run.task.app.conf.task_always_eager:
             # Without task_always_eager it is task.apply(), next to real messages.
             key = keyspace.period(run.task.name, run.key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from ...core.keyspace import Keyspace
+from ...core.keyspace import CallQueueNames, Keyspace
 from ...core.lease import OperatorRelease, Record
 from ...core.store import RELEASE_NOTE_TTL, Operators
 from ...errors import StoreError, StoreUnavailable
@@ -59,26 +59,33 @@ class RedisOperators(Operators):
         names = []
         for key in self._names(pattern):
             name = key.decode(errors="replace")
-            if not (Keyspace.stays(name) and Keyspace.is_no_string(name)):
+            if not (Keyspace.stays(name) and _is_no_string(name)):
                 names.append(key)
             elif texts is not None:
                 texts(name, "")
         for start in range(0, len(names), _READ_AT_ONCE):
             self._report(f"read {start:,} of {len(names):,} keys of ours")
-            found = [*self._read_each("GET", names[start : start + _READ_AT_ONCE])]
-            others = [key for key, value, _ in found if isinstance(value, Exception)]
-            kinds = {key: kind for key, kind, _ in self._read_each("TYPE", others)}
-            for key, value, ttl_ms in found:
-                if key in kinds or ttl_ms == -1:
-                    name = key.decode(errors="replace")
-                    if what := _problem_with(name, kinds.get(key, b"string"), ttl_ms):
-                        report(name, what)
-                if key not in kinds and value is not None:
-                    record = record_of(key, value, ttl_ms)
-                    if record is not None:
-                        yield record
-                    elif texts is not None:
-                        texts(key.decode(errors="replace"), value.decode(errors="replace"))
+            for key, value, ttl_ms in self._strings(names[start : start + _READ_AT_ONCE], report):
+                record = record_of(key, value, ttl_ms)
+                if record is not None:
+                    yield record
+                elif texts is not None:
+                    texts(key.decode(errors="replace"), value.decode(errors="replace"))
+
+    def _strings(
+        self, keys: Sequence[bytes], report: Callable[[str, str], None]
+    ) -> Iterator[tuple[bytes, bytes, int]]:
+        """Each key of a string, its value and its ttl in ms; a problem with a key is reported."""
+        found = [*self._read_each("GET", keys)]
+        others = [key for key, value, _ in found if isinstance(value, Exception)]
+        kinds = {key: kind for key, kind, _ in self._read_each("TYPE", others)}
+        for key, value, ttl_ms in found:
+            if key in kinds or ttl_ms == -1:
+                name = key.decode(errors="replace")
+                if what := _problem_with(name, kinds.get(key, b"string"), ttl_ms):
+                    report(name, what)
+            if key not in kinds and value is not None:
+                yield key, value, ttl_ms
 
     def texts(self, pattern: str) -> Iterator[tuple[str, str, float]]:
         names = self._names(pattern)
@@ -181,6 +188,11 @@ class RedisOperators(Operators):
 
 def _problem_with(name: str, kind: bytes, ttl_ms: int) -> str:
     """The problem with a key; empty: none."""
-    if kind not in (b"string", b"none") and not Keyspace.is_no_string(name):
+    if kind not in (b"string", b"none") and not _is_no_string(name):
         return f"is a {kind.decode()}, not a string"
     return "has no expiry" if ttl_ms == -1 and not Keyspace.stays(name) else ""
+
+
+def _is_no_string(name: str) -> bool:
+    """Whether ``name`` is a queue of clients or calls, handoff tokens, or a shard's hash."""
+    return name.endswith("}:shard") or "}:line|" in name or CallQueueNames.include(name)
