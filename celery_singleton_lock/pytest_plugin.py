@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .testing.stage import SingletonStore
+    from .testing.singleton_store import SingletonStore
 
 
 @pytest.fixture
 def singleton_store(request: pytest.FixtureRequest) -> Iterator[SingletonStore]:
     """An in-memory store with a manual clock, for the fixture ``celery_app`` or the current app."""
-    from .testing.stage import SingletonStore
+    from .testing.singleton_store import SingletonStore
 
     store = SingletonStore()
     names = request.fixturenames

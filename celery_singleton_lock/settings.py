@@ -20,10 +20,11 @@ from celery import Celery
 from .celery_compat import namespace_of
 from .errors import SettingsError
 from .option_names import suggestion
-from .option_values import at_least, flag, require, seconds
+from .option_values import at_least, flag, require
 from .policy import APP_OPTIONS, MIN_TTL, Policy, check_option, merge, option
 from .stores import is_sentinel_url, is_store_url, with_tls
 from .stores.store_url import check_url, masked, split_url, take_option
+from .visibility_timeout import visibility_timeout_of
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -38,15 +39,6 @@ _SWITCH_VALUES: Final = {
 # The only setting of the celery-singleton package that begins with this library's prefix. Projects
 # that migrate from that package, or use both for a while, still have it.
 _CELERY_SINGLETONS: Final = "singleton_lock_expiry"
-# kombu's defaults, in seconds, for transports that deliver a message again if it is not
-# acknowledged in time, by the first part of the broker URL's scheme. Redis:
-# Channel.visibility_timeout; the others: Channel.default_visibility_timeout and
-# default_peek_lock_seconds.
-_VISIBILITY_TIMEOUTS: Final = {
-    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys", "sentinel", "sentinels"), 3600.0),
-    **dict.fromkeys(("sqs", "slmq", "pgmq"), 1800.0),
-    "azureservicebus": 60.0,
-}
 # Seconds. With any broker a duplicate may arrive an hour late: the broker keeps an unacknowledged
 # message assigned to a connection that it believes to be alive.
 _DEFAULT_COMPLETION_TTL: Final = 3600.0
@@ -188,7 +180,7 @@ def read_settings(app: Celery) -> Settings:
         policy = merge(Policy(), given_policy, where="singleton_lock_* settings")
         given = _given(conf, _OWN).items()
         own = {name: check_option(Settings, name, value, _PREFIX) for name, value in given}
-        visibility_timeout = _visibility_timeout(conf)
+        visibility_timeout = visibility_timeout_of(conf)
     except (TypeError, ValueError) as exc:
         raise SettingsError(str(exc)) from None
     url, source = _choose_url(conf)
@@ -367,14 +359,3 @@ def _sentinel_options(conf: Any, url: str, source: str) -> dict[str, Any]:
 
 _OWN: Final = frozenset(f.name for f in fields(Settings) if f.metadata)
 _NAMES: Final = APP_OPTIONS | _OWN | {"url"}
-
-
-def _visibility_timeout(conf: Any) -> float | None:
-    options = conf.get("broker_transport_options") or {}
-    broker = conf.broker_url
-    first = broker if isinstance(broker, str) else next(iter(broker or ()), "")
-    transport = re.split(r"[+:]", first, maxsplit=1)[0].lower()
-    option = "peek_lock_seconds" if transport == "azureservicebus" else "visibility_timeout"
-    if option in options:
-        return seconds(f"broker_transport_options[{option!r}]", options[option])
-    return _VISIBILITY_TIMEOUTS.get(transport)

@@ -14,8 +14,9 @@ from ..celery_compat import (
     reread_rows,
     row_now,
 )
+from .due_time import like
 from .entry import checked_options, leave_out
-from .scheduler import LeaderMixin, end_without, like
+from .scheduler import LeaderMixin, end_without
 
 try:
     from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry

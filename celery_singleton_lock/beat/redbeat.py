@@ -14,8 +14,9 @@ from redis.lock import Lock
 from ..celery_compat import entry_after
 from ..core import observers
 from ..message.times import utc
+from .due_time import like
 from .entry import checked_options, leave_out
-from .scheduler import LeaderMixin, end_without, like
+from .scheduler import LeaderMixin, end_without
 
 try:
     from redbeat.schedulers import RedBeatScheduler, RedBeatSchedulerEntry, get_redis

@@ -9,7 +9,7 @@ database or in Redis see :mod:`~celery_singleton_lock.beat.django` and
     reserve       ask the broker; defer signals; authorize the tick (swap the last run)
     apply_entry   send the message, with the tick's moment in a header; deliver deferred signals
 
-An interval entry has a grid: the points ``last run + k * interval``. All times are in UTC.
+The due times of an entry are in :mod:`~celery_singleton_lock.beat.due_time`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import shelve
 import signal
 import threading
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cached_property
 from types import FrameType
 from typing import Any, Final, NoReturn
 
 from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler, SchedulingError
-from celery.schedules import crontab, schedstate, schedule
+from celery.schedules import schedstate
 from redis.exceptions import ResponseError
 
 from ..celery_compat import rebuild_heap
@@ -39,16 +39,19 @@ from ..runtime import Runtime
 from ..worker.bootstep import exit_on_wrong_settings, why_no_leases
 from ..worker.other_prefix import PAGE, leases_elsewhere, text_of
 from .broker_check import Broker
+from .due_time import (
+    CLOCK_TOLERANCE,
+    believable,
+    interval_of,
+    latest_point,
+    like,
+    now_of,
+    period_of,
+    tick_of,
+)
 from .election import Election, check_leader_ttl
 from .entry import checked_entries
 
-# The period of a schedule that can't compute one, such as a user's own class.
-_UNKNOWN_PERIOD: Final = timedelta(days=1)
-# Clocks with NTP differ by less than a second, neglected clocks by less than a minute.
-_CLOCK_TOLERANCE: Final = timedelta(minutes=1)
-_MINUTE: Final = timedelta(minutes=1)
-# How far back the due time of a late crontab is looked for: a day and an hour.
-_CRON_MINUTES: Final = 25 * 60
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -115,7 +118,7 @@ class LeaderMixin(Scheduler):
 
     def _look_again(self) -> None:
         """Check all entries again, after an election and after the clock was set back."""
-        wall, tolerance = self._runtime.clock.wall(), _CLOCK_TOLERANCE.total_seconds()
+        wall, tolerance = self._runtime.clock.wall(), CLOCK_TOLERANCE.total_seconds()
         if self._term != self._election.term:
             self._broker.refuses = False
             self.elected()
@@ -458,94 +461,3 @@ def end_without(extra: str, package: str, exc: ModuleNotFoundError) -> NoReturn:
         raise SettingsError(
             f"this scheduler needs {package}: pip install 'celery-singleton-lock[{extra}]'"
         ) from exc
-
-
-def tick_of(entry: ScheduleEntry) -> datetime:
-    """The due time of the tick that is due now; without due times: the current time."""
-    now, every = now_of(entry), interval_of(entry)
-    last = utc(entry.last_run_at) if entry.last_run_at is not None else None
-    if isinstance(entry.schedule, crontab):
-        return _cron_point(entry, last, now)
-    if every is None or last is None:
-        return now
-    return latest_point(last, every, now) if last + every <= now else now
-
-
-def _cron_point(entry: ScheduleEntry, last: datetime | None, now: datetime) -> datetime:
-    """The latest minute up to ``now`` that the crontab of ``entry`` names; else ``now``.
-
-    Not the time at which it is sent: in the hour that comes twice at the end of summer time, Celery
-    takes the entry for due again and again if its last run was between two of its minutes.
-    """
-    fields: Any = entry.schedule
-    point = now.replace(second=0, microsecond=0)
-    for _ in range(_CRON_MINUTES):
-        if last is not None and point <= last:
-            break
-        local = point.astimezone(fields.tz)
-        if (
-            local.minute in fields.minute
-            and local.hour in fields.hour
-            and local.isoweekday() % 7 in fields.day_of_week
-            and local.day in fields.day_of_month
-            and local.month in fields.month_of_year
-        ):
-            return point
-        point -= _MINUTE
-    return now
-
-
-def interval_of(entry: ScheduleEntry) -> timedelta | None:
-    """The interval of an entry that has a grid; None for crontabs and similar schedules.
-
-    None also for subclasses of ``schedule``, whose due times may be off the grid, and for
-    ``relative`` schedules, which are rounded to the clock and need no grid.
-    """
-    found: Any = entry.schedule
-    is_plain = type(entry.schedule) is schedule and not found.relative
-    return found.run_every if is_plain and found.run_every > timedelta(0) else None
-
-
-def now_of(entry: ScheduleEntry) -> datetime:
-    """The time of the clock that the entry's schedule uses."""
-    return utc(entry.default_now())
-
-
-def like(moment: datetime, sample: datetime) -> datetime:
-    """Convert ``moment`` from UTC to the time zone of ``sample``; naive if ``sample`` is naive."""
-    zone = sample.tzinfo
-    return moment.astimezone(zone) if zone else moment.replace(tzinfo=None)
-
-
-def latest_point(last: datetime, every: timedelta, now: datetime) -> datetime:
-    """The last point of the grid ``last + k * every`` that isn't after ``now``.
-
-    A late tick belongs to this point, so the next tick is on the grid again. If several points were
-    missed, only the last one is run.
-    """
-    return last + every * ((now - last) // every)
-
-
-def period_of(entry: ScheduleEntry, last: datetime, now: datetime) -> timedelta:
-    """The time from ``last`` until the next tick is due."""
-    if every := interval_of(entry):
-        return every
-    found = entry.schedule
-    try:
-        remaining: Any = found and found.remaining_estimate(like(last, entry.default_now()))
-        period: timedelta = now + remaining - last
-    except Exception:
-        return _UNKNOWN_PERIOD  # a user's own schedule that does not support future dates
-    return period if period > timedelta(0) else _UNKNOWN_PERIOD
-
-
-def believable(last: datetime, period: timedelta, now: datetime) -> datetime:
-    """``last``, or a time not after ``now`` if a host with a wrong clock wrote ``last``.
-
-    A host whose clock is ahead stores a last run in the future. If this host waits until its own
-    clock reaches that time, no tick is run twice, so up to one minute or one ``period`` is
-    accepted. A last run further ahead would stop the entry for as long as that clock was ahead.
-    """
-    if last - now <= max(period, _CLOCK_TOLERANCE):
-        return last
-    return latest_point(last, period, now) if period > timedelta(0) else now

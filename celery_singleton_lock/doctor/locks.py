@@ -16,7 +16,8 @@ from ..core.lease import Holder, Lease, Token
 from ..core.store import operators_of
 from ..core.store_requests import RENEWED, Acquire, Granted, Release, ReleaseReply
 from ..errors import StoreError, StoreUnavailable
-from ..inspection.keys import HeldKey, overdue, unique_for_by_task
+from ..inspection.keys import HeldKey, unique_for_by_task
+from ..inspection.overdue import overdue
 from ..inspection.pauses import pauses_if_allowed
 from ..key_queue.hint import STALLED_AFTER
 from ..key_queue.inspection import heads

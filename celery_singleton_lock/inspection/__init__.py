@@ -5,10 +5,10 @@ Each function takes the Celery app and uses the app's store. The objects that yo
 
 from __future__ import annotations
 
+from ..key_queue.cancel import cancel
 from ..key_queue.inspection import (
     CallInQueue,
     calls_in_queue,
-    cancel,
     find_call,
     find_calls,
     find_queue,

@@ -21,7 +21,8 @@ from ..key_queue.inspection import CallInQueue
 from ..key_queue.results import TAKEN_OUT
 from ..message.skipped import is_skipped
 from .facts import Facts, gather
-from .keys import HeldKey, overdue
+from .keys import HeldKey
+from .overdue import overdue
 from .pauses import Paused
 
 _MINUTE: Final = 60.0

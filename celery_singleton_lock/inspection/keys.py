@@ -27,7 +27,7 @@ from celery.utils.nodenames import gethostname
 from .. import typed_keys as names
 from ..core.call_queue import Depth
 from ..core.keyspace import Keyspace, stored_names
-from ..core.lease import HANDOFF_TASK, Kind, OperatorRelease, Phase, Record, Token
+from ..core.lease import HANDOFF_TASK, Kind, OperatorRelease, Record, Token
 from ..core.locker import notice_free
 from ..core.process import is_proven_dead
 from ..core.store import operators_of
@@ -39,9 +39,6 @@ from .pauses import Paused, pauses_if_allowed
 
 # Keys whose waiting clients are counted in one request.
 _COUNTED_AT_ONCE: Final = 500
-# The phases of a claim in which a worker has yet to take the message.
-_QUEUED: Final = (Phase.QUEUED, Phase.RETRYING)
-_OVERDUE_SHARE: Final = 0.1
 _FREE: Final = "free"
 _PAUSED: Final = "paused"
 _RATE_LIMITED: Final = "rate-limited"
@@ -142,25 +139,6 @@ class HeldKey:
     def is_claim(self) -> bool:
         """Whether this is the claim of a message, which does not prevent a run."""
         return self.phase is not None
-
-
-def overdue(claim: HeldKey, unique_for: float | None, now: datetime) -> float:
-    """Return for how many seconds the message of a claim is overdue, or 0 if it isn't.
-
-    An overdue message waits in its queue behind others, or it is lost (a purged queue). A message
-    is overdue after a tenth of its task's ``unique_for``.
-
-    Args:
-        claim: The claim. The result is 0 for other keys, and for a claim of ``"until_expired"``.
-        unique_for: The task's ``unique_for``, in seconds. The result is 0 without it.
-        now: The time at which the key was read.
-    """
-    if unique_for is None or claim.since is None or claim.phase not in _QUEUED:
-        return 0.0
-    late, age = unique_for - claim.ttl, (now - claim.since).total_seconds()
-    # If it seems to be overdue for longer than it exists, its call has set another unique_for, or
-    # expires before.
-    return late if unique_for * _OVERDUE_SHARE < late <= age + 1 else 0.0
 
 
 def policies_by_task(app: Celery) -> dict[str, Policy]:

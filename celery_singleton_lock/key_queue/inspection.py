@@ -1,4 +1,4 @@
-"""The calls in the queues of keys (``on_conflict="queue"``): list them, find one, cancel one.
+"""The calls in the queues of keys (``on_conflict="queue"``): list them, find one.
 
 Non-guarantees
     A list is no snapshot: calls join, begin and end while it is read.
@@ -15,27 +15,19 @@ from typing import Final
 
 from celery import Celery
 
-from ..core.call_queue import CallQueue, CallState, Depth, QueuedCall, Removal, Remove
-from ..core.events import EventName
-from ..core.executor import within
+from ..core.call_queue import CallQueue, CallState, Depth, QueuedCall
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.keyspace import stored_names
 from ..core.lease import Token
 from ..errors import SettingsError, StoreError, StoreUnavailable
-from ..message.header import Delivery
 from ..message.stored_message import StoredMessage
 from ..runtime import Runtime
-from ..typed_keys import ambiguous, login, without_prefix
-from .hint import emit, free_claim, publish_hint
-from .results import RESULT_TIMEOUT, TAKEN_OUT, has_ended, revoke
+from ..typed_keys import ambiguous, without_prefix
 
 # Calls that are read in one request, with their messages; keys whose calls are counted in one.
 _READ_AT_ONCE: Final = 100
 _FOUND_AT_ONCE: Final = 1000
 _COUNTED_AT_ONCE: Final = 500
-# Seconds for which the end of a cancelled call is remembered: a copy of its message may be in the
-# broker for long.
-_WEEK: Final = 7 * 86400.0
 _STATES: Final = {
     CallState.WAITS: "waiting",
     CallState.HINTED: "published",
@@ -81,7 +73,7 @@ class CallInQueue:
     @classmethod
     def of(cls, call: QueuedCall) -> CallInQueue:
         """Make a ``CallInQueue`` of a call in the store."""
-        message = _message_of(call.message)
+        message = message_of(call.message)
         return cls(
             key=call.key,
             position=call.position + 1,
@@ -120,14 +112,14 @@ def heads(app: Celery, most: int) -> Iterator[CallInQueue]:
 
 def first_call(app: Celery, key: str) -> CallInQueue | None:
     """The first call in the queue of ``key``; None: none is in it."""
-    found = _queue_of(app).calls(key, most=1, timeout=MAX_TIMEOUT)
+    found = queue_of(app).calls(key, most=1, timeout=MAX_TIMEOUT)
     return CallInQueue.of(found[0]) if found else None
 
 
 def depth(app: Celery, key: str) -> Depth:
     """What waits in the queue of one key."""
     with suppress(StoreError):
-        (found,) = _queue_of(app).depths([key], timeout=MAX_TIMEOUT)
+        (found,) = queue_of(app).depths([key], timeout=MAX_TIMEOUT)
         return found
     return Depth(waiting=0, oldest_at=None)
 
@@ -140,7 +132,7 @@ def calls_in_queue(app: Celery, key: str) -> Iterator[CallInQueue]:
         StoreError: The store refused the request, or can't be reached.
     """
     # All are read first: if the caller cancels one, the positions of those behind it change.
-    return iter([*map(CallInQueue.of, _calls(_queue_of(app), key, _READ_AT_ONCE))])
+    return iter([*map(CallInQueue.of, _calls(queue_of(app), key, _READ_AT_ONCE))])
 
 
 def find_call(app: Celery, task_id: str) -> CallInQueue | None:
@@ -172,7 +164,7 @@ def call_before(app: Celery, call: CallInQueue) -> CallInQueue | None:
     """The call before ``call`` in the queue; None: it is the first."""
     if call.position == 1:
         return None
-    found = _queue_of(app).calls(call.key, first=call.position - 2, most=1, timeout=MAX_TIMEOUT)
+    found = queue_of(app).calls(call.key, first=call.position - 2, most=1, timeout=MAX_TIMEOUT)
     return CallInQueue.of(found[0]) if found else None
 
 
@@ -208,53 +200,7 @@ def _queue_named(name: str, queues: Iterable[tuple[CallQueue, list[str]]]) -> st
     return found[0] if found else None
 
 
-def cancel(app: Celery, call: CallInQueue, *, reason: str = "", user: str = "") -> bool:
-    """Take a call out of its queue before it begins. It's revoked.
-
-    Its claim ends, and a chord that it belongs to fails. If it was the first of its queue, the next
-    call is sent. You can cancel a call that waits for its retry, but not one that runs.
-
-    Args:
-        app: The app.
-        call: The call.
-        reason: Why you cancel it, for the result.
-        user: Who cancels it, for the result. By default the login of this process.
-
-    Returns:
-        True if the call was taken out, False if it runs or has left the queue.
-
-    Raises:
-        SettingsError: The store doesn't support queues.
-        StoreError: The store refused the request, or can't be reached. Cancel the call again.
-        Exception: The result backend can't be reached or refused the result. The call doesn't run,
-            and a worker stores its result later.
-    """
-    runtime, queue = Runtime.of(app), _queue_of(app)
-    found = queue.leave(call.key, call.call_id, timeout=MAX_TIMEOUT)
-    if isinstance(found, Removal):
-        return False
-    message, why = _message_of(found.message), f": {reason}" if reason else ""
-
-    def store_result() -> None:
-        if not has_ended(app, call.task_id, message):
-            revoke(app, call.task_id, message, f"{TAKEN_OUT} by {user or login()}{why}")
-
-    within(RESULT_TIMEOUT, store_result)
-    token = Token.parse(f"{call.call_id}|0.0|-")
-    if message is not None:
-        token = Delivery.of(message.headers).token
-        free_claim(runtime, message, timeout=MAX_TIMEOUT)
-    ttl = max(runtime.settings.completion_ttl, _WEEK)
-    request = Remove(key=call.key, token=token, ended_ttl=ttl)
-    removal, following = queue.remove(request, timeout=MAX_TIMEOUT)
-    if removal is Removal.REMOVED:
-        emit(runtime, EventName.REMOVED, call.key, call.task_id, call.task, reason="cancelled")
-    if following is not None:
-        publish_hint(app, queue, following)
-    return removal is not Removal.RUNNING
-
-
-def _queue_of(app: Celery) -> CallQueue:
+def queue_of(app: Celery) -> CallQueue:
     store = Runtime.of(app).store
     if store.call_queue is None:
         raise SettingsError(f"the store {store.capabilities.name!r} keeps no queues of calls")
@@ -297,7 +243,7 @@ def _at(queue: CallQueue, call: QueuedCall) -> Iterator[QueuedCall]:
         yield from (one for one in found if one.call_id == call.call_id)
 
 
-def _message_of(text: bytes) -> StoredMessage | None:
+def message_of(text: bytes) -> StoredMessage | None:
     with suppress(ValueError):
         return StoredMessage.from_bytes(text)
     return None

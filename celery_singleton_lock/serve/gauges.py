@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ..doctor import Severity
-from ..inspection.keys import HeldKey, overdue, unique_for_by_task
+from ..inspection.keys import HeldKey, unique_for_by_task
+from ..inspection.overdue import overdue
 from ..instrumentation.prometheus import label
 from .listener import Listener
 from .readings import Reading, Readings

@@ -5,6 +5,7 @@ The pytest plugin of this package has the fixture ``singleton_store``, a :class:
 
 from __future__ import annotations
 
-from .stage import ManualClock, SingletonStore, hold_claim, hold_lock, is_skipped, lose_lease
+from .manual_clock import ManualClock
+from .singleton_store import SingletonStore, hold_claim, hold_lock, is_skipped, lose_lease
 
 __all__ = ["ManualClock", "SingletonStore", "hold_claim", "hold_lock", "is_skipped", "lose_lease"]

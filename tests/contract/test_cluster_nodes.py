@@ -18,7 +18,7 @@ from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis.async_release import PendingReleases
 from celery_singleton_lock.stores.redis.cluster import NodeConnections
 from celery_singleton_lock.testing.contract import new_key, new_token
-from celery_singleton_lock.testing.stage import ManualClock
+from celery_singleton_lock.testing.manual_clock import ManualClock
 from tests.harness.redlock_nodes import RedlockNodes
 from tests.harness.waited import waited
 

@@ -41,7 +41,7 @@ from celery_singleton_lock.stores.etcd.store import EtcdStore
 from celery_singleton_lock.stores.zookeeper.store import ZooKeeperStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import LONG
-from celery_singleton_lock.testing.stage import ManualClock
+from celery_singleton_lock.testing.manual_clock import ManualClock
 from example_project.private_server import free_port
 from tests.harness.deliveries import wait_until
 from tests.harness.etcd import EtcdCluster

@@ -107,7 +107,7 @@ def test_every_public_name_is_there_whatever_was_imported_before() -> None:
     import importlib
     import celery_singleton_lock as package
     importlib.import_module("celery_singleton_lock.task.hold")
-    import celery_singleton_lock.testing.stage
+    import celery_singleton_lock.testing.singleton_store
     from celery_singleton_lock import *
     assert callable(hold) and Lease.__name__ == "Lease", (hold, Lease)
     assert set(package.__all__) <= set(dir(package))

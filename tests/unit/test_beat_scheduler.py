@@ -20,7 +20,8 @@ from celery.schedules import crontab, schedule
 
 from celery_singleton_lock import SettingsError, SingletonTask
 from celery_singleton_lock.beat import SCHEDULED_AT_HEADER, LeaderScheduler
-from celery_singleton_lock.beat.scheduler import end_without, tick_of
+from celery_singleton_lock.beat.due_time import tick_of
+from celery_singleton_lock.beat.scheduler import end_without
 from celery_singleton_lock.core import native_threads, observers
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime

@@ -18,7 +18,6 @@ import pydantic
 import pytest
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, Task, states
-from celery.app.task import Context
 from celery.app.trace import build_tracer, get_log_policy
 from celery.backends.cache import CacheBackend
 from celery.worker.request import Request
@@ -44,10 +43,8 @@ from celery_singleton_lock.message.request_data import ATTRIBUTE
 from celery_singleton_lock.policy import OPTIONS
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.task.acquire import max_hold_of
 from celery_singleton_lock.task.ending import is_done
 from celery_singleton_lock.task.option_types import TaskOptions
-from celery_singleton_lock.task.run import TaskRun
 from celery_singleton_lock.testing import ManualClock, hold_lock
 from celery_singleton_lock.worker.dead_child import is_requeued
 from celery_singleton_lock.worker.request import SingletonRequestMixin
@@ -492,8 +489,15 @@ def retry_backoff_max(bench: Bench) -> None:
 
 
 def time_limit(bench: Bench) -> None:
-    task = bench.task(time_limit=30, ttl=10)
-    assert max_hold_of(TaskRun(task, Context(id="t"))) == 40
+    renewed_for = []
+
+    def body(number: int) -> None:
+        lease = current_lease()
+        renewed_for.append(lease.hold_until - lease.acquired_at)
+
+    bench.task(body, time_limit=30, ttl=10).delay(1)
+    bench.run()
+    assert renewed_for == [40]
 
 
 def soft_time_limit(bench: Bench) -> None:

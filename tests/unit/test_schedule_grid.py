@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_singleton_lock.beat.scheduler import believable, latest_point
+from celery_singleton_lock.beat.due_time import believable, latest_point
 
 START = datetime(2026, 3, 29, 0, 0, 0, 250_000, tzinfo=UTC)
 
