@@ -121,16 +121,6 @@ class Policy:
     given: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     is_plain: bool = True
 
-    def renewed_for(self, hard_limit: float | None) -> float | None:
-        """Seconds for which a lease is renewed; None: without a bound.
-
-        Args:
-            hard_limit: The hard time limit of the run in seconds; None: it has none.
-        """
-        if self.max_hold is not None:
-            return self.max_hold
-        return float(hard_limit) + self.ttl if hard_limit else None
-
 
 class CallOptions(TypedDict, total=False):
     """The options that you can set for one call: ``apply_async(singleton={...})``."""

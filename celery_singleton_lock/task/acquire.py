@@ -128,9 +128,7 @@ class _Tries:
         rule = run.policy.on_conflict
         if isinstance(rule, Wait):
             self._timeout, self.asking.waiter = rule.timeout, Waiter(locker, request)
-        limits = run.request.timelimit
-        max_hold = run.policy.renewed_for((limits and limits[0]) or run.task.time_limit)
-        self._options: Any = {"max_hold": max_hold, "on_lost": run.on_lost}
+        self._options: Any = {"max_hold": max_hold_of(run), "on_lost": run.on_lost}
 
     def ask(self) -> tuple[Decision | None, Lease | Refused]:
         """Ask for the lease once.
@@ -246,6 +244,15 @@ def _refusal_before_asking(run: TaskRun, request: Acquire) -> Refused | None:
     """The refusal by a feature, in place of the store; None: the store is asked."""
     answers = (feature.before_asking(request) for feature in run.features)
     return next((refused for refused in answers if refused is not None), None)
+
+
+def max_hold_of(run: TaskRun) -> float | None:
+    """Seconds after which renewal stops; by default ttl after the hard time limit."""
+    if run.policy.max_hold is not None:
+        return run.policy.max_hold
+    limits = run.request.timelimit
+    hard_limit = (limits and limits[0]) or run.task.time_limit
+    return float(hard_limit) + run.policy.ttl if hard_limit else None
 
 
 def _notify_of_grant(run: TaskRun, asking: Asking, lease: Lease) -> None:

@@ -457,21 +457,32 @@ def alarm(request: pytest.FixtureRequest) -> Iterator[Callable[[float], None]]:
 
 
 @pytest.mark.usefixtures("only_woken", "alarm")
-@pytest.mark.parametrize("alarm", [Struck, Late], indirect=True)
-def test_a_waiter_that_is_interrupted_leaves_nothing_behind(desk: Desk) -> None:
-    holder = take(desk.runtime.store, desk.key)
-    blocked = threading.Thread(
-        target=lambda: (
-            wait_until(lambda: desk.blocked() == 1, "it waits"),
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM),
-        )
-    )
-    blocked.start()
+@pytest.mark.parametrize("error", [Struck, Late])
+def test_a_waiter_that_is_interrupted_leaves_nothing_behind(
+    desk: Desk, error: type[Exception]
+) -> None:
+    holder, has_struck = take(desk.runtime.store, desk.key), threading.Event()
+
+    def strike(signum: int, frame: object) -> None:
+        if not has_struck.is_set():
+            has_struck.set()
+            raise error
+
+    def interrupt() -> None:
+        wait_until(lambda: desk.blocked() == 1, "it waits")
+        # Python delivers a signal that comes just before a system call after it.
+        while not has_struck.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+            has_struck.wait(0.1)
+
+    signal.signal(signal.SIGALRM, strike)
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
     # What has struck keeps the frames, so nothing is closed by being collected.
-    with pytest.raises((Struck, Late)) as kept, desk.hold():
+    with pytest.raises(error) as kept, desk.hold():
         pytest.fail("the key was not given back")
     assert kept.tb is not None
-    blocked.join()
+    interrupting.join()
     wait_until(lambda: desk.blocked() == 0, "the server has forgotten it")
     assert desk.left() == [desk.key]
     give(desk.runtime.store, desk.key, holder)
