@@ -2,7 +2,7 @@
 
 A claim lasts 600 s here, a lease 60 s, and every wait is shorter: what only its expiry would free
 fails the test. Where the expiry is the bound, the call says a smaller one. The bounds are listed in
-docs/how-to/unique-calls.md ("When a claim ends").
+docs/reference/options.md ("When a claim ends").
 """
 
 from __future__ import annotations
