@@ -33,8 +33,9 @@ from celery_singleton_lock.testing.contract.steps import (
 from tests.harness.calls import Calls
 from tests.harness.deliveries import wait_until
 
-#: So slow that no test sees a second start, and so quick that one does.
-SLOW, QUICK = Rate("10/h"), Rate(20)
+#: So slow that no test sees a second start, and so quick that one does. A test whose process is
+#: suspended for the interval of the quick one would see a start too many.
+SLOW, QUICK = Rate("10/h"), Rate(4)
 #: Seconds. The fence and the rate are read one after the other, and times are in whole ms.
 MOMENT = 0.003
 
@@ -86,7 +87,7 @@ def test_the_next_call_may_start_after_an_interval(store: Store, key: str) -> No
 
 
 def test_a_burst_starts_at_once_and_comes_back_with_time(store: Store, key: str) -> None:
-    rate = Rate(20, burst=3)
+    rate = Rate(4, burst=3)
     for _ in range(3):
         start(store, key, rate)
     due_in = left(store, key, rate)
@@ -185,7 +186,7 @@ def test_a_request_without_a_rate_neither_waits_nor_counts(store: Store, key: st
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [(SLOW, QUICK), (Rate("10/h", burst=5), Rate(20, burst=2))]
+    ("before", "after"), [(SLOW, QUICK), (Rate("10/h", burst=5), Rate(4, burst=2))]
 )
 def test_a_higher_rate_holds_from_the_next_start(
     store: Store, key: str, before: Rate, after: Rate
