@@ -130,7 +130,10 @@ class CallOptions(TypedDict, total=False):
     on_conflict: (
         OnConflict | Literal["skip", "revoke", "retry", "wait", "raise", "cancel_running", "queue"]
     )
-    """What a call does if its key is taken, such as "retry" (default "skip")."""
+    """What a call does if its key is taken, such as "retry" (default "skip").
+
+    One call can't set "queue" or "cancel_running"; only a task can.
+    """
     unique: Literal["until_start", "until_done", "until_expired"] | None
     """Deduplicate calls "until_done", "until_start" or "until_expired" (default off)."""
     unique_for: float | timedelta

@@ -21,7 +21,8 @@ from ..stores.remedies import fault_of
 from ..stores.store_url import Address, StoreUrl
 from .context import Context, Findings, Server, error, note, ok, warning
 
-_OLDEST: Final = {"Redis": (6, 0), "Valkey": (7, 2), "etcd": (3, 4), "ZooKeeper": (3, 5)}
+# The oldest version of each product that the tests run with, or that there is.
+_OLDEST: Final = {"Redis": (6, 2), "Valkey": (7, 2), "etcd": (3, 4), "ZooKeeper": (3, 8)}
 _Version = tuple[int, ...]
 # For each product the versions with a flaw that matters here (from the first one to the one before
 # the second), and the flaw; docs/reference/stores.md has the sources.

@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
 
 from celery_singleton_lock.doctor import Severity
-from celery_singleton_lock.doctor.servers import mended_in
+from celery_singleton_lock.doctor.context import Server
+from celery_singleton_lock.doctor.servers import check_version, mended_in
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import ask, new_key, new_token
 from tests.conftest import missing
@@ -87,6 +89,27 @@ def test_a_version_with_a_flaw_is_told_with_the_one_that_has_none(
     product: str, version: tuple[int, ...], mended: str
 ) -> None:
     assert mended_in(product, version) == mended
+
+
+@pytest.mark.parametrize(
+    ("product", "version", "is_old"),
+    [
+        ("Redis", "6.0.16", True),
+        ("Redis", "6.2.0", False),
+        ("Valkey", "7.2.4", False),
+        ("etcd", "3.3.27", True),
+        ("ZooKeeper", "3.7.2", True),
+        ("ZooKeeper", "3.9.2", False),
+    ],
+)
+def test_a_version_that_no_test_runs_with_is_a_warning(
+    product: str, version: str, is_old: bool
+) -> None:
+    server = Server(name="", product=product, version=version, info={"version": version})
+    context: Any = None  # it is not asked
+    (finding,) = check_version(context, server)
+    assert (finding.severity is Severity.WARNING) is is_old
+    assert ("older than" in finding.text) is is_old
 
 
 def test_a_member_that_is_away_is_a_warning_and_no_majority_an_error(sick: Cluster) -> None:
