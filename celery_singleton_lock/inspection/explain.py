@@ -5,7 +5,7 @@ The rules are in `_RULES`. The first one that applies decides. Each is a functio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -315,7 +315,7 @@ def _in_queue(facts: Facts) -> _Verdict | None:
     holder = facts.others.get(place.key)
     # A call behind others is published if the limit of the key lets them run at the same time.
     waits = holder is not None if place.position == 1 else place.state != "published"
-    if waits or facts.pause_of(place.key) is not None:
+    if waits or facts.pauses_of(place.key):
         return _behind(facts, place, holder)
     return _next_in_queue(facts, place)
 
@@ -555,18 +555,17 @@ def _remarks(facts: Facts, fate: Fate) -> Iterator[str]:
         yield f"It stays in the queue of {facts.place.key}, as {place}."
     if facts.result.problem and fate is not Fate.UNKNOWN:
         yield f"Its result is unknown, because {facts.result.problem}."
-    if (pause := _pause_of(facts, fate)) is not None:
+    for pause in _pauses_of(facts, fate):
         yield f"{str(pause)[:1].upper()}{str(pause)[1:]}."
 
 
-def _pause_of(facts: Facts, fate: Fate) -> Paused | None:
-    """The pause that keeps the call from beginning; None: there is none."""
+def _pauses_of(facts: Facts, fate: Fate) -> list[Paused]:
+    """The pauses that keep the call from beginning."""
     if fate not in _NOT_BEGUN:
-        return None
+        return []
     keys = [one.key for one in (facts.place, facts.message, facts.lease) if one is not None]
     keys += [_lock_of(facts.claim.key)] if facts.claim is not None else []
-    found = map(facts.pause_of, keys)
-    return next((one for one in found if one is not None), None)
+    return next(filter(None, map(facts.pauses_of, keys)), [])
 
 
 def _lock_of(claim: str) -> str:
@@ -620,8 +619,8 @@ def _remedy(facts: Facts, verdict: _Verdict) -> Iterator[str]:
 
 def _against_flow_control(facts: Facts, verdict: _Verdict) -> str:
     """What to do about a pause or a rate; empty: neither keeps the call."""
-    if (pause := _pause_of(facts, verdict.fate)) is not None:
-        return "nothing, it runs when the pause ends" if pause.left else _resume(pause)
+    if found := _pauses_of(facts, verdict.fate):
+        return _resume(found)
     if not verdict.by_rate:
         return ""
     if verdict.fate is Fate.WAITING:
@@ -676,9 +675,13 @@ def _check_and_release(held: HeldKey) -> str:
     )
 
 
-def _resume(pause: Paused) -> str:
-    what = quote(pause.key) if pause.key else f"--scope {quote(pause.scope)}"
-    return f"when its calls may run again: `celery -A ... singleton resume {what}`"
+def _resume(found: Sequence[Paused]) -> str:
+    """What to do about pauses; the first one ends last."""
+    names = [quote(one.key) if one.key else f"--scope {quote(one.scope)}" for one in found]
+    commands = " and ".join(f"`celery -A ... singleton resume {name}`" for name in names)
+    if found[0].left is None:
+        return f"when its calls may run again: {commands}"
+    return f"nothing, it runs when the pause ends. To end it now: {commands}"
 
 
 def _release(held: HeldKey) -> str:

@@ -162,10 +162,11 @@ class Facts:
     visibility_timeout: float | None = None
     pauses: tuple[Paused, ...] = ()
 
-    def pause_of(self, key: str | None) -> Paused | None:
-        """The pause of a key, or of its scope; None: it is not paused."""
+    def pauses_of(self, key: str | None) -> list[Paused]:
+        """The pauses of a key and of its scope. The one that ends last is the first."""
         found = [one for one in self.pauses if key and one.includes(key)]
-        return max(found, key=lambda one: math.inf if one.left is None else one.left, default=None)
+        found.sort(key=lambda one: math.inf if one.left is None else one.left, reverse=True)
+        return found
 
     @property
     def requeues(self) -> int:

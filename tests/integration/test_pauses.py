@@ -510,7 +510,17 @@ def test_operators_see_what_is_paused_and_why(
     assert f"It waits in the queue of {key}, as first" in text
     assert sentence.capitalize()[:4] + sentence[4:] in text
     assert text.endswith(f"`celery -A ... singleton resume '{key}'`.")
+    pause(scope="pauses.skip", duration=600, app=app)
+    text = "\n".join(inspection.explain(app, result.id).sentences)
+    assert "Scope pauses.skip is paused since " in text, "both have to be resumed"
+    assert text.endswith(
+        f"`celery -A ... singleton resume '{key}'` and "
+        "`celery -A ... singleton resume --scope pauses.skip`."
+    )
     resumed(stage, task, name)
+    text = "\n".join(inspection.explain(app, result.id).sentences)
+    assert "To do: nothing, it runs when the pause ends. To end it now: `" in text
+    resume(scope="pauses.skip", app=app)
     assert result.get(timeout=30) == 0
 
 
