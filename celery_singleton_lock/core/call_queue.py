@@ -55,7 +55,7 @@ class Hint:
         call_id: The call (``Token.call_id``).
         copies: How often its message was published.
         begins: How often a run has begun by this message.
-        message: Its message; empty: the store has none.
+        message: Its message. It's empty if the store has none.
         countdown: Seconds for which the key is still in cooldown (``min_hold``).
     """
 
@@ -121,7 +121,7 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """A request for a place in the queue. A call that has a place keeps it.
+    """A request to join the queue. A call that is in the queue keeps its place.
 
     Attributes:
         key: The lock key.
@@ -129,13 +129,14 @@ class Join:
         message: The message. It replaces an older one.
         sequence: How often this attempt was requeued.
         asked: The nonces with which the deliveries of this message have asked for the lease. If the
-            attempt has begun under another one, it is not begun again because of this message.
+            attempt has begun under another nonce, this message doesn't let it begin again.
         late: Whether the call's messages are acknowledged late.
         limit: How many calls of the key may run at a time.
-        max_waiting: How many calls may be in the queue; None: any number.
-        claim: The key of the call's claim, in the shard of ``key``; empty: none. If the call is new
-            in the queue, and has the claim and does not run, the claim lasts ``claim_ttl`` seconds.
-        claim_ttl: Seconds.
+        max_waiting: How many calls may be in the queue. None means any number.
+        claim: The key of the call's claim, in the shard of ``key``. It's empty if there is none. If
+            the call is new in the queue, has the claim and doesn't run, the claim lasts for
+            ``claim_ttl``.
+        claim_ttl: The new ttl of the claim, in seconds.
     """
 
     key: str
@@ -152,17 +153,17 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remove:
-    """A request to take out a call that leaves, or that has ended with the attempt of ``token``.
+    """A request to take a call out of the queue that leaves it, or has ended with this attempt.
 
     Attributes:
         key: The lock key.
         token: The token of the attempt.
         ended_ttl: Seconds for which the store remembers that the call has ended.
-        sequence: How often the message that has ended was requeued. A later copy that has joined
-            keeps the place. None: no copy of the attempt does.
-        may_return_from: The retries of the first attempt that may still come to this key; None:
-            none may.
-        only_unbegun: Whether the call keeps its place if an attempt of it has begun.
+        sequence: How often the message that has ended was requeued. If a later copy has joined, the
+            call keeps its place. None means that no copy of this attempt keeps it.
+        may_return_from: The retry count of the earliest attempt that may still arrive at this key.
+            None means that no attempt may.
+        only_unbegun: Whether the call keeps its place if one of its attempts has begun.
     """
 
     key: str
@@ -186,18 +187,18 @@ class CallQueue(ABC):
 
     @abstractmethod
     def join(self, request: Join, /, *, timeout: float) -> tuple[Place, int]:
-        """Give a call a place.
+        """Put a call into the queue.
 
         Returns:
-            The reply, and how many calls are in the queue; 0 if the call had a place before, or has
-            ended.
+            The reply, and how many calls are in the queue. The number is 0 if the call was in the
+            queue before, or has ended.
         """
 
     @abstractmethod
     def release(
         self, request: QueuedRelease, /, *, timeout: float
     ) -> tuple[ReleaseReply, Hint | None]:
-        """Release the lease of a call of a queue, see `Leases.release`.
+        """Release the lease of a call in a queue. See `Leases.release`.
 
         Returns:
             The reply and the call to publish next, or None if there is none.
@@ -205,46 +206,49 @@ class CallQueue(ABC):
 
     @abstractmethod
     def position(self, key: str, call_id: str, /, *, timeout: float) -> int | None:
-        """How many calls are before this one in the queue of ``key``; None: it has no place."""
+        """Return how many calls are before this one in the queue of ``key``.
+
+        None means that the call isn't in the queue.
+        """
 
     @abstractmethod
     def keys(self, shard: str, /, *, timeout: float) -> list[str]:
-        """The keys of a shard whose queues are not empty."""
+        """Return the keys of a shard whose queues aren't empty."""
 
     @abstractmethod
     def depths(self, keys: Sequence[str], /, *, timeout: float) -> list[Depth]:
-        """What waits in the queue of each of ``keys``, which are of one shard."""
+        """Return what waits in the queue of each of ``keys``, which are in one shard."""
 
     @abstractmethod
     def calls(
         self, key: str, /, *, first: int = 0, most: int, messages: bool = True, timeout: float
     ) -> list[QueuedCall]:
-        """At most ``most`` calls in the queue of ``key``, in order, from position ``first`` on.
+        """Return at most ``most`` calls in the queue of ``key``, in order, from ``first`` on.
 
         Args:
             key: The lock key.
-            first: The position of the first one.
+            first: The position of the first call.
             most: The number of calls.
             messages: Whether to read their messages, which may be large.
-            timeout: Seconds.
+            timeout: How long to wait for the reply, in seconds.
         """
 
     @abstractmethod
     def due(self, shard: str, /, *, limit: int, timeout: float) -> list[str]:
-        """At most ``limit`` keys of a shard whose time for a sweep has come.
+        """Return at most ``limit`` keys of a shard that are due for a sweep.
 
-        If there are more, repeated requests return each of them at some time: keys that can't be
-        looked at must keep none from the others.
+        If there are more, repeated requests return each of them at some time. A key whose sweep
+        fails must not keep the other keys from theirs.
         """
 
     @abstractmethod
     def sweep(self, key: str, /, *, timeout: float) -> list[tuple[bool, Hint]]:
-        """Hint the calls again that may run and are late, or say that they are lost.
+        """Find the calls that may run but are late. Each is hinted again, or is lost.
 
         Returns:
-            For each such call whether it is lost, and the call. A lost one gets a result and is
-            then removed, another one is published. Empty if there is nothing to do, or another
-            client does it.
+            For each such call, whether it's lost, and the call. The client stores the result of a
+            lost call and then removes it. It publishes the other calls. The list is empty if there
+            is nothing to do, or if another client does it.
         """
 
     @abstractmethod
@@ -259,30 +263,31 @@ class CallQueue(ABC):
         perhaps: bool = False,
         returns: str = "",
     ) -> None:
-        """Look in ``seconds`` at the latest at the calls of ``key`` that may run; or at one call.
+        """Let a sweep check the calls of ``key`` that may run, or one call, in ``seconds`` at most.
 
-        The result of a call that is lost or cancelled is not put off.
+        The result of a call that is lost or cancelled isn't delayed.
 
         Args:
             key: The lock key.
-            seconds: The time.
-            timeout: Seconds.
-            unpublished: A hint of the key that was not published, and so does not count as a copy:
-                the deadline of the next one would grow with each second of an outage of the broker.
-                Its call is looked at in ``seconds``.
-            perhaps: Whether the broker may have it nevertheless: its reply is missing.
-            returns: A call whose message the broker delivers again (``Token.call_id``). It is not
-                looked at earlier than in ``seconds``.
+            seconds: The time until that sweep.
+            timeout: How long to wait for the reply, in seconds.
+            unpublished: A hint of the key that was not published. Its call is checked in
+                ``seconds``. The hint doesn't count as a copy. Otherwise the deadline of the next
+                one would grow with each second of an outage of the broker.
+            perhaps: Whether the broker may have the hint nevertheless, because no reply came.
+            returns: A call whose message the broker delivers again (``Token.call_id``). It isn't
+                checked before ``seconds`` have passed.
         """
 
     @abstractmethod
     def leave(self, key: str, call_id: str, /, *, timeout: float) -> Removal | Hint:
-        """Make a call that is not running leave. It never begins.
+        """Make a call that isn't running leave the queue, so that it never begins.
 
-        The calls behind it wait until it is removed.
+        The calls behind it wait until it's removed.
 
         Returns:
-            The call, for its result. It is then removed. A repeated request has the same reply.
+            The call, so that the client can store its result and then remove it. A repeated request
+            has the same reply.
         """
 
     @abstractmethod

@@ -25,12 +25,12 @@ class Pause:
     """A pause of a key, or of all keys of a scope.
 
     Attributes:
-        name: The full key; of a scope, what the names of its keys in this shard begin with.
-        user: The login of whoever paused it.
-        host: The host.
-        reason: Why, in their words. It may be empty.
-        since: When, in seconds since the epoch.
-        left: The seconds until it ends. None: until somebody resumes it.
+        name: The full key. For a scope, it's what the names of its keys in this shard begin with.
+        user: The login of the person who paused it.
+        host: The host of that person.
+        reason: The reason that the person gave. It may be empty.
+        since: When it began, in seconds since the epoch.
+        left: In how many seconds it ends. None means when somebody resumes it.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Pause:
     left: float | None = None
 
     def to_json(self) -> str:
-        """What the store keeps next to the time of the end."""
+        """Return the text that the store keeps next to the time of the end."""
         names = ("user", "host", "reason", "since")
         return json.dumps({name: getattr(self, name) for name in names})
 
     @classmethod
     def of(cls, name: str, text: str, left: float | None) -> Pause:
-        """The pause whose :meth:`to_json` is ``text``; of another text what can be read."""
+        """Return the pause whose :meth:`to_json` is ``text``, as far as the text can be read."""
         try:
             get = json.loads(text).get
             words = {one: str(get(one, "")) for one in ("user", "host", "reason")}
@@ -74,23 +74,23 @@ class Pauses(ABC):
 
     @abstractmethod
     def pause(self, pause: Pause, /, *, timeout: float) -> Pause:
-        """Pause ``pause.name`` for ``pause.left`` seconds; None: until it is resumed.
+        """Pause ``pause.name`` for ``pause.left`` seconds, or until it's resumed if that is None.
 
         Returns:
-            The pause that is in force: an earlier one stays if it ends later.
+            The pause that applies now. An earlier one stays if it ends later.
         """
 
     @abstractmethod
     def resume(self, name: str, /, *, timeout: float) -> Pause | None:
-        """End the pause of ``name``, and return it; None: there was none."""
+        """End the pause of ``name`` and return it, or None if there was none."""
 
     @abstractmethod
     def of_shard(self, shard: str, /, *, timeout: float) -> list[Pause]:
-        """The pauses of a shard, sorted by name."""
+        """Return the pauses of a shard, sorted by name."""
 
 
 def longest(pauses: list[Pause]) -> Pause | None:
-    """The pause that ends last; None: there is none."""
+    """Return the pause that ends last, or None if there is none."""
     found: Pause | None = None
     for one in pauses:
         if found is None or not found.ends_after(one):

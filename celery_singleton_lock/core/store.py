@@ -53,11 +53,11 @@ class Capabilities:
         fence: Whether grants have fencing tokens.
         name: The store's name in messages.
         trusted: The share of a ttl that a reply guarantees, counted from the sending of the
-            request. Below 1 if the store's expiry may count from an earlier heartbeat.
-        min_ttl: Seconds; a shorter ttl is refused.
-        max_limit: The largest ``limit`` that one decision can examine; None: any.
-        renewal_batch: How many leases the heartbeat passes to one call of `Leases.renew`;
-            None: all. The replies of one call take effect before the next call.
+            request. It's below 1 if the store's expiry may count from an earlier heartbeat.
+        min_ttl: The shortest ttl in seconds. A shorter one is refused.
+        max_limit: The largest ``limit`` that one decision can examine. None means any.
+        renewal_batch: How many leases the heartbeat passes to one call of `Leases.renew`. None
+            means all. The replies of one call take effect before the next call.
         renews_for_others: Whether a process can renew, by key and token alone, a lease that was
             granted to another process of its host. The parent heartbeat needs this. It is not
             possible if a lease ends with its holder's connection.
@@ -78,10 +78,10 @@ class Capabilities:
 
 
 class Ticket(Protocol):
-    """The ticket of one client in the wait queue for a key. Used by one thread at a time."""
+    """The ticket of one client in the wait queue for a key. One thread at a time uses it."""
 
     def wait(self, seconds: float) -> str | None:
-        """Block until woken, at most ``seconds``.
+        """Block until the client is woken, but at most ``seconds``.
 
         Returns:
             The handoff token for the next acquire. It's empty if the client was not woken, and None
@@ -89,13 +89,13 @@ class Ticket(Protocol):
         """
 
     def fileno(self) -> int | None:
-        """The descriptor that becomes readable when the client is woken, for coroutines.
+        """Return the descriptor that becomes readable when the client is woken, for coroutines.
 
-        ``wait(0)`` opens it, and reads the reply. None: there is none at present.
+        ``wait(0)`` opens it and reads the reply. The result is None while there is no descriptor.
         """
 
     def leave(self, *, counted: bool) -> None:
-        """Leave the wait queue; never raises.
+        """Leave the wait queue. This method never raises.
 
         Args:
             counted: Whether the store still counts the client as waiting.
@@ -120,7 +120,10 @@ class Leases(ABC):
 
     @abstractmethod
     def acquire(self, request: Acquire, /, *, timeout: float) -> Granted | Refused:
-        """Take a free slot, or return a record that holds one. Idempotent for its own token."""
+        """Take a free slot, or return a record that holds one.
+
+        A repeated request with the same token gets the same reply.
+        """
 
     @abstractmethod
     def renew(self, leases: Sequence[Lease], /, *, timeout: float) -> list[Renewal]:
@@ -136,31 +139,31 @@ class Leases(ABC):
 
     @abstractmethod
     def release(self, request: Release, /, *, timeout: float) -> ReleaseReply:
-        """Release the key that the token holds; never change the key of another token."""
+        """Release the key that the token holds. The key of another token is never changed."""
 
     @abstractmethod
     def mark(self, request: Mark, /, *, timeout: float) -> None:
         """Raise the completion record of the token's attempt.
 
-        Neither its state nor its sequence goes back.
+        Its state and its sequence never go back.
         """
 
     @abstractmethod
     def trace(self, key: str, /, *, timeout: float) -> Trace:
-        """The remains of a lease on ``key`` that a release did not find."""
+        """Return the remains of a lease on ``key`` that a release did not find."""
 
     @abstractmethod
     def inspect(self, key: str, /) -> Record | None:
-        """The record of one key, also of a claim; None if the key is free."""
+        """Return the record of one key, which may be a claim, or None if the key is free."""
 
     def missing_rights(self, key: str, /) -> list[str]:
-        """The commands that each lease needs and the login lacks; for the doctor.
+        """Return the commands that each lease needs and the login lacks, for the doctor.
 
         Args:
             key: A key that does not exist.
 
         Returns:
-            The commands; ``NO_KEYS`` among them if the login may not use keys of such a name.
+            The commands. ``NO_KEYS`` is one of them if the login may not use keys of such a name.
         """
         return []
 
@@ -170,21 +173,22 @@ class Claims(ABC):
 
     @abstractmethod
     def take(self, request: ClaimRequest, /, *, timeout: float) -> Record | None:
-        """Claim ``request.key`` for a message; return the record of the claim that prevents it.
+        """Claim ``request.key`` for a message, or return the record of the claim that prevents it.
 
-        The task's own claim does not prevent it: the phase stays, the ttl is never shortened, and
-        is prolonged only if ``request.prolongs``.
+        The task's own claim doesn't prevent it. That claim keeps its phase. Its ttl is never
+        shortened, and is prolonged only if ``request.prolongs``.
 
         Raises:
-            StoreError: The key holds something that is no record.
+            StoreError: The key holds something that isn't a record.
         """
 
     @abstractmethod
     def change(self, token: Token, change: ClaimChange, /, *, timeout: float) -> None:
-        """Change a claim without a lease. The claim of a running task is left to its lease.
+        """Change a claim without a lease.
 
-        The exception is a ``change`` to the phase RUNNING. A missing claim is not created: it may
-        have been freed, and no later operation would free it again.
+        The claim of a running task isn't changed, except to the phase RUNNING, because its lease
+        changes it. A missing claim isn't created: it may have been freed, and no later operation
+        would free it again.
         """
 
 
@@ -193,21 +197,22 @@ class AsyncReleases(ABC):
 
     @abstractmethod
     def send(self, request: Release, /, *, timeout: float, on_reply: OnReply) -> bool:
-        """Send a release. A later request of the same process finds it carried out.
+        """Send a release. It's carried out before any later request of the same process.
 
         Args:
             request: See `Leases.release`.
             timeout: Seconds to wait for each reply if the release has to be sent again.
-            on_reply: Called on any thread, unless this method returns False: once, or with the
-                error of the last try, and again if a later request sends the release with success.
+            on_reply: Called once with the reply, on any thread, unless this method returns False.
+                After an error of the last try, it's called again if a later request sends the
+                release with success.
 
         Returns:
-            Whether the release was sent. If not, the caller uses `Leases.release`.
+            Whether the release was sent. If it wasn't, the caller uses `Leases.release`.
         """
 
     @abstractmethod
     def drain(self, *, timeout: float) -> None:
-        """Read the replies to pending releases; send again each release that got no reply.
+        """Read the replies to pending releases, and resend each release that got no reply.
 
         Args:
             timeout: Seconds to wait for each reply. The method gives up after three missing
@@ -220,11 +225,11 @@ class WaitQueue(ABC):
 
     @abstractmethod
     def ticket(self, key: str, nonce: str, /, *, timeout: float) -> Ticket | None:
-        """A ticket in the wait queue for ``key``; None if the store wakes no clients now.
+        """Return a ticket in the wait queue for ``key``, or None if the store wakes no clients now.
 
-        Sends nothing. The store wakes the client that has waited longest when the key is released,
-        and reserves the key for it for a moment. A wake-up may be lost at any time, so a waiting
-        client still polls, though less often.
+        This sends nothing. When the key is released, the store wakes the client that has waited
+        longest, and reserves the key for it for a moment. A wake-up may be lost at any time, so a
+        waiting client still polls, though less often.
 
         Args:
             key: The first of the slots that are requested.
@@ -234,7 +239,7 @@ class WaitQueue(ABC):
 
     @abstractmethod
     def lengths(self, keys: Sequence[str], /) -> list[int]:
-        """For operators: the number of clients that wait for each of ``keys``."""
+        """Return the number of clients that wait for each of ``keys``, for operators."""
 
     def missing_rights(self, key: str, /) -> list[str]:
         """The commands that this part needs and the login lacks. ``key`` is not held."""
@@ -248,16 +253,16 @@ class NewestCalls(ABC):
     def register(
         self, key: str, call: NewestCall, /, *, ttl: float, timeout: float, reservation: str = ""
     ) -> NewestCall:
-        """Register ``call`` as the newest of ``key`` for ``ttl`` seconds; return the newest call.
+        """Register ``call`` as the newest of ``key`` for ``ttl`` seconds. Return the newest call.
 
-        A newer call that is registered stays. A time of the call in the future becomes now. For the
-        newest call, the reservation of ``key`` with the token ``reservation`` is deleted, and a
-        client that waits for ``key`` is woken.
+        A newer call that is already registered stays. If the time of ``call`` is in the future, now
+        is stored instead. If ``call`` is the newest, the reservation of ``key`` with the token
+        ``reservation`` is deleted, and a client that waits for ``key`` is woken.
         """
 
     @abstractmethod
     def of(self, keys: Sequence[str], /, *, timeout: float) -> list[NewestCall | None]:
-        """The newest call for each of ``keys``, or None; read in one round trip."""
+        """Return the newest call for each of ``keys``, or None. They're read in one round trip."""
 
 
 class QueuedArguments(ABC):
@@ -265,9 +270,9 @@ class QueuedArguments(ABC):
 
     @abstractmethod
     def replace(self, request: ReplaceArguments, /, *, timeout: float) -> Replaced:
-        """Replace the arguments of a queued message; the grant of its lease returns the last ones.
+        """Replace the arguments of a queued message. The grant of its lease returns the last ones.
 
-        In one step with the check of the claim: after that grant, the reply is NOT_QUEUED.
+        The claim is checked in the same step. After the grant, the reply is NOT_QUEUED.
         """
 
 
@@ -280,7 +285,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def last_runs(self, keys: Sequence[str], /, *, timeout: float) -> list[str | None]:
-        """The last run at each of ``keys``, or None; read in one round trip."""
+        """Return the last run at each of ``keys``, or None. They're read in one round trip."""
 
 
 class Operators(ABC):
@@ -294,43 +299,49 @@ class Operators(ABC):
 
     @abstractmethod
     def scan(self, pattern: str, /) -> Iterator[Record]:
-        """All records whose keys match the glob ``pattern``, sorted by key; not a snapshot."""
+        """Return all records whose keys match the glob ``pattern``, sorted by key.
+
+        The result isn't a snapshot: keys may change while it's read.
+        """
 
     @abstractmethod
     def free(self, key: str, token: str | None, /, by: OperatorRelease | None = None) -> bool:
-        """Delete ``key``, of any kind, if ``token`` holds it (None: any token).
+        """Delete ``key``, of any kind, if ``token`` holds it. None means any token.
 
-        Raises the shard's fence, so that a later grant is above the writes of the old holder.
+        This raises the shard's fence, so that a later grant has a higher fence than the old holder.
         With ``by``, the text ``<token> <by as JSON>`` is stored at `Keyspace.release_note` for
-        `RELEASE_NOTE_TTL`.
+        `RELEASE_NOTE_TTL` seconds.
         """
 
     @abstractmethod
     def release_notes(self, keys: Sequence[str], /, *, timeout: float) -> list[str | None]:
-        """The notes of :meth:`free` at each of ``keys``, or None; read in one round trip."""
+        """Return the note of :meth:`free` at each of ``keys``, or None, in one round trip."""
 
     @abstractmethod
     def texts(self, pattern: str, /) -> Iterator[tuple[str, str, float]]:
-        """List the keys that match the glob ``pattern``, sorted: completion records and notes.
+        """List the completion records and notes whose keys match the glob ``pattern``, sorted.
 
-        Each key comes with its text and its ttl in seconds. A record is ``<state> <sequence>
-        <nonce>``.
+        Each key comes with its text and its ttl in seconds. The text of a completion record is
+        ``<state> <sequence> <nonce>``.
         """
 
     def problems(self, key: str, /) -> list[str]:
-        """Reasons why apps would not see each other's locks with ``key``'s prefix; may be empty."""
+        """Return why apps wouldn't see each other's locks under ``key``'s prefix, if they don't."""
         return []
 
     def info(self, section: str, /) -> dict[str, str]:
-        """One section of the server's INFO; empty if there is none or if the server denies it."""
+        """Return one section of the server's INFO. It's empty if the server has or gives none."""
         return {}
 
     def size(self) -> int | None:
-        """The number of keys that a search passes, of all programs; None: unknown, or only ours."""
+        """Return the number of keys of all programs that a search has to pass.
+
+        None means that it's unknown, or that a search finds our keys alone.
+        """
         return None
 
     def foreign_keys(self, pattern: str, /) -> Iterator[tuple[str, str]]:
-        """Keys that match ``pattern`` but were not written by this library, each with a reason."""
+        """Return the keys that match ``pattern`` but aren't this library's, each with a reason."""
         return iter(())
 
     def survey(
@@ -340,10 +351,10 @@ class Operators(ABC):
         /,
         texts: Callable[[str, str], None] | None = None,
     ) -> Iterator[Record]:
-        """As :meth:`scan`, with all else that is found on the way: one search instead of three.
+        """Return the result of :meth:`scan`, and report what else the same search finds.
 
         Args:
-            pattern: As for :meth:`scan`.
+            pattern: The pattern of :meth:`scan`.
             report: Called with each of the :meth:`foreign_keys`.
             texts: Called with the key and the text of each record and note (see :meth:`texts`), and
                 perhaps of other keys.
@@ -359,20 +370,21 @@ class Operators(ABC):
 class Store:
     """A store: leases and claims, and the parts that not every store has.
 
-    Subclass it to add a store. A worker refuses the options whose part is missing.
+    Subclass it to add a store. A part that is missing is None. A worker refuses the options that
+    need it.
 
     Attributes:
         capabilities: What the leases of this store can do.
         leases: Required.
         claims: Required.
-        operators: None: the command line, the dashboard and `explain` can't show the locks.
-        schedule: None: Beat can't be elected.
-        wait_queue: None: clients that wait for a key poll.
-        call_queue: None: no task can have ``on_conflict="queue"``.
-        newest_calls: None: no task can have ``on_conflict="cancel_running"``.
-        arguments: None: no task can have ``on_duplicate="replace"``.
-        async_releases: None: each release waits for its reply.
-        pauses: None: no key and no scope can be paused.
+        operators: Without it, the command line, the dashboard and `explain` can't show the locks.
+        schedule: Without it, Beat can't be elected.
+        wait_queue: Without it, clients that wait for a key poll.
+        call_queue: Without it, no task can have ``on_conflict="queue"``.
+        newest_calls: Without it, no task can have ``on_conflict="cancel_running"``.
+        arguments: Without it, no task can have ``on_duplicate="replace"``.
+        async_releases: Without it, each release waits for its reply.
+        pauses: Without it, no key and no scope can be paused.
     """
 
     capabilities: Capabilities
@@ -388,11 +400,11 @@ class Store:
     pauses: Pauses | None = None
 
     def watch_connections(self, watch: ConnectionWatch, /) -> None:
-        """Report each connection of this process to ``watch``, from now on.
+        """Report each connection of this process to ``watch`` from now on.
 
-        A server that has lost its data has also lost its connections, so the heartbeat renews all
-        leases soon when a connection has ended. Without reports, it finds the loss of a lease at
-        the next renewal.
+        A server that has lost its data has also lost its connections. So the heartbeat renews all
+        leases soon after a connection has ended. Without these reports, it notices the loss of a
+        lease at the next renewal.
         """
 
     def close(self) -> None:
@@ -400,10 +412,10 @@ class Store:
 
 
 def operators_of(store: Store) -> Operators:
-    """The part for operators.
+    """Return the part for operators.
 
     Raises:
-        StoreError: The store has none.
+        StoreError: The store has no such part.
     """
     if store.operators is None:
         raise StoreError(f"the store {store.capabilities.name!r} can't list or free its keys")

@@ -84,10 +84,11 @@ class ClaimChange:
 
     Attributes:
         key: The claim's key, in the shard of the lease's key.
-        phase: The new phase; None: the claim is freed.
-        ttl: Seconds.
-        arguments: The key of the message's newest arguments, empty: none. A grant returns them. Any
-            other request deletes them together with the change, because the message has ended.
+        phase: The new phase. None frees the claim.
+        ttl: The new ttl in seconds.
+        arguments: The key of the message's newest arguments. It's empty if there is none. A grant
+            returns the arguments. Any other request deletes them together with the change, because
+            the message has ended.
     """
 
     key: str
@@ -109,16 +110,18 @@ class ClaimRequest:
 
     Attributes:
         key: The claim's key.
-        token: The token of the message's first delivery; only its task counts.
+        token: The token of the message's first delivery. Only its task counts.
         holder: The caller.
         ttl: Seconds until the claim expires if the message is never processed.
-        instead_of: The name of the task whose stale claim is taken over; empty: none.
+        instead_of: The name of the task whose stale claim is taken over. It's empty if none is.
         prolongs: Whether the message's own, existing claim gets ``ttl`` again.
-        wants_ttl: Whether the reply must contain the ttl of an existing claim; else it may be nan.
-        arguments: The key at which later calls may replace the message's arguments; empty: they
-            can't be replaced. It expires with the claim, unless a call replaces them or the message
-            arrives: then it is kept for `ARGUMENTS_FOR`.
-        due_in: Seconds until the message may start, by the store's clock; only with ``arguments``.
+        wants_ttl: Whether the reply must contain the ttl of an existing claim. If not, it may be
+            nan.
+        arguments: The key at which later calls may replace the message's arguments. It's empty if
+            they can't be replaced. The key expires with the claim. If a call replaces the arguments
+            or the message arrives, it's kept for `ARGUMENTS_FOR` seconds instead.
+        due_in: Seconds until the message may start, by the store's clock. Set it only with
+            ``arguments``.
     """
 
     key: str
@@ -151,8 +154,8 @@ class ReplaceArguments:
         arguments: The new arguments.
         ttl: Seconds.
         due_in: Seconds from now until the message may start.
-        due_max: Seconds from the claim of the message until it may start in any case; None:
-            there is no bound.
+        due_max: Seconds from the claim of the message until it may start in any case. None means
+            without a bound.
     """
 
     claim: str
@@ -181,9 +184,10 @@ class Acquire:
             the lease already or the lease is reserved for it.
         keeps_claim: Whether a grant leaves the claim unchanged. The grant of one of several nodes
             does not decide yet who gets the lease.
-        wait_ttl: Seconds that the caller counts as waiting if another token holds the key; 0: the
-            caller leaves the wait queue; None: it never joined.
-        handoff: The handoff token that woke the caller. The key is reserved for it. Empty: none.
+        wait_ttl: For how many seconds the caller counts as waiting if another token holds the key.
+            0 means that it leaves the wait queue, and None that it never joined.
+        handoff: The handoff token that woke the caller, for which the key is reserved. It's empty
+            if none did.
     """
 
     #: Whether the call has a place in the queue of its key (`core.call_queue`).
@@ -242,8 +246,8 @@ class QueuedAcquire(Acquire):
         most_begins: How often a run may begin by one message. None means without a limit.
         asked: The nonces of earlier requests that had no reply. This delivery sent them, or one
             that was requeued as this one. No run began under a grant to them.
-        rate: The rate of the key; None: it has none.
-        limit: How many calls may run at a time; None: as many as there are ``slots``.
+        rate: The rate of the key, or None if it has none.
+        limit: How many calls may run at a time. None means as many as there are ``slots``.
     """
 
     queued: ClassVar = True
@@ -266,7 +270,7 @@ class QueuedAcquire(Acquire):
 
 
 def rate_of(request: Acquire) -> Rate | None:
-    """The rate of the key that is asked for; None: it has none."""
+    """Return the rate of the requested key, or None if it has none."""
     return request.rate if isinstance(request, (RatedAcquire, QueuedAcquire)) else None
 
 
@@ -276,7 +280,7 @@ class Granted:
 
     Attributes:
         key: The chosen slot.
-        fence: The fencing token; None if the store, or a ``limit`` above 1, gives none.
+        fence: The fencing token. It's None if the store, or a ``limit`` above 1, gives none.
         ttl: Seconds, if the store keeps the lease shorter than requested; else None.
     """
 
@@ -290,8 +294,8 @@ class GrantedArguments(Granted):
     """The reply to an acquire whose claim names ``arguments``.
 
     Attributes:
-        arguments: The newest arguments; empty: no call has replaced those of the message; None: the
-            store does not have them.
+        arguments: The newest arguments. They're empty if no call has replaced those of the message,
+            and None if the store doesn't have them.
     """
 
     arguments: bytes | None
@@ -320,8 +324,8 @@ class Refused:
             With more than eight slots a store may leave out all but the leases that expire first:
             the lease of a dead process is not renewed, so it becomes one of them.
         due_in: Seconds until the message may start; set only if the relation is NOT_DUE or RATE.
-        hint: The message of this call, which has a place in the queue of the key: it is to be
-            published for that time. None: the call has no place. Set only if the relation is RATE.
+        hint: The message of this call, which is in the queue of the key. It's to be published for
+            that time. None if the call isn't in the queue. Set only if the relation is RATE.
         pause: What keeps the call from starting; set only if the relation is PAUSED.
     """
 
@@ -346,7 +350,7 @@ class Refused:
 
     @property
     def known_holder(self) -> Holder:
-        """As :attr:`holder`; empty if no holder has refused the call."""
+        """The :attr:`holder`, which is empty if no holder has refused the call."""
         return Holder() if self.relation in _WITHOUT_HOLDER else self.holder
 
     def holder_for_error(self) -> dict[str, Any]:
@@ -378,7 +382,7 @@ class Release:
         keys: The lease's key; all slots of a call in a queue, or if the outcome of the acquire is
             unknown.
         token: The token that must hold the key.
-        become: The new kind of the key; None: the key is deleted.
+        become: The new kind of the key. None deletes the key.
         become_ttl: Seconds that the new kind stays.
         next_token: The token that a reservation is for.
         completion: The new completion record of the token's attempt, unless a duplicate delivery
@@ -421,11 +425,12 @@ class QueuedRelease(Release):
     """A release of the lease of a call of a queue.
 
     Attributes:
-        ended_ttl: Seconds for which the store remembers that the call has ended; None: it goes on.
+        ended_ttl: For how many seconds the store remembers that the call has ended. None means that
+            the call goes on.
         due_in: If it goes on, seconds until its next message is due.
         has_begun: Whether a run has begun under the lease.
-        may_return_from: The retries of the first attempt that may still come to this key though the
-            call does not go on; None: none may, the call has ended.
+        may_return_from: The retry count of the earliest attempt that may still arrive at this key
+            although the call doesn't go on. None means that the call has ended.
     """
 
     queued: ClassVar = True
@@ -463,8 +468,8 @@ class NewestCall:
 
     Attributes:
         call_id: The call (``Token.call_id``).
-        called_at: Seconds since the epoch, on the caller's clock; None: to be set to the time at
-            which the call is noted.
+        called_at: The time of the call in seconds since the epoch, on the caller's clock. None is
+            replaced by the time at which the call is registered.
     """
 
     call_id: str
@@ -490,7 +495,7 @@ class AuthorizeRun:
         leader: The key of the leader's lease.
         token: The leader's token.
         entry: The key of the entry's last run, in the same shard.
-        expected: The last run that must be stored; None: none must be stored.
+        expected: The last run that must be stored. None means that none must be stored.
         new: The last run to store. It is unique, so that a repeated request is recognized.
         ttl: Seconds.
     """
@@ -508,9 +513,9 @@ class Trace:
     """The remains of a lease in the store after its end.
 
     Attributes:
-        record: The content of the lease's key now; None: the key does not exist.
-        fence: The last fence granted in the key's shard, 0 if there is none; None if the fences of
-            this store can't prove a loss.
+        record: The content of the lease's key now, or None if the key doesn't exist.
+        fence: The last fence granted in the key's shard. It's 0 if there is none, and None if the
+            fences of this store can't prove a loss.
         now: Seconds since the epoch, on the clock whose microseconds are the fences.
     """
 
