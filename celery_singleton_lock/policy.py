@@ -123,17 +123,18 @@ class Policy:
 
 
 class CallOptions(TypedDict, total=False):
-    """The options that you can set for one call: ``apply_async(singleton={...})``."""
+    """The options that you can set for one call: ``apply_async(singleton={...})``.
+
+    Only a task can set ``on_conflict`` to ``"queue"`` or ``"cancel_running"``. A call that does is
+    refused.
+    """
 
     ttl: float | timedelta
     """How long a dead worker's lock stays, in seconds (default 60)."""
     on_conflict: (
         OnConflict | Literal["skip", "revoke", "retry", "wait", "raise", "cancel_running", "queue"]
     )
-    """What a call does if its key is taken, such as "retry" (default "skip").
-
-    One call can't set "queue" or "cancel_running"; only a task can.
-    """
+    """What a call does if its key is taken, such as "retry" (default "skip")."""
     unique: Literal["until_start", "until_done", "until_expired"] | None
     """Deduplicate calls "until_done", "until_start" or "until_expired" (default off)."""
     unique_for: float | timedelta
