@@ -43,7 +43,7 @@ autodoc_member_order = "bysource"
 # The list next to the text is narrow.
 toc_object_entries_show_parents = "hide"
 autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented"
+autodoc_typehints_description_target = "all"
 
 # `-n` reports every reference without a target. Those to other projects have none: an inventory of
 # theirs would have to be downloaded. Type variables have none either.
@@ -103,7 +103,15 @@ def _link_pictures(app: Any, doctree: Any) -> None:
             picture["classes"].append("drawing" if drawn else "plot")
 
 
+def _omit_none(app: Any, domain: str, kind: str, content: Any) -> None:
+    """Leave out "Return type: None", which says nothing."""
+    for field in list(content.findall(nodes.field)):
+        if [part.astext() for part in field.children] == ["rtype", "None"]:
+            field.parent.remove(field)
+
+
 def setup(app: Any) -> None:
+    app.connect("object-description-transform", _omit_none, priority=900)
     app.connect("source-read", _read)
     app.connect("doctree-read", _link_pictures)
     app.connect("html-page-context", _finish)

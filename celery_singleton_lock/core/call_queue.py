@@ -54,7 +54,7 @@ class Hint:
         key: The lock key.
         call_id: The call (``Token.call_id``).
         copies: How often its message was published.
-        begins: How often a run has begun by this message.
+        begins: How many runs this message has begun.
         message: Its message. It's empty if the store has none.
         countdown: Seconds for which the key is still in cooldown (``min_hold``).
     """
@@ -75,11 +75,11 @@ class Hint:
 class CallState(StrEnum):
     """The state of a call in a queue, as the scripts store it."""
 
-    WAITS = "w"
-    HINTED = "h"  # its message is in the broker
-    BEGUN = "b"
-    OVERDUE = "o"  # begun, acknowledged early, and its lease has ended
-    LEAVES = "x"  # it never begins again
+    WAITS = "w"  #: it waits for its turn
+    HINTED = "h"  #: its message is in the broker
+    BEGUN = "b"  #: a run has begun
+    OVERDUE = "o"  #: begun, acknowledged early, and its lease has ended
+    LEAVES = "x"  #: it never begins again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +113,10 @@ class Depth:
 class Place(StrEnum):
     """The reply to a join; the script replies with the value."""
 
-    WAITING = "waiting"
-    HINTED = "hinted"  # the caller publishes the message
-    ENDED = "ended"  # the call has ended
-    FULL = "full"  # as many calls are in the queue as may
+    WAITING = "waiting"  #: the call waits for its turn
+    HINTED = "hinted"  #: it's the call's turn: the caller publishes the message
+    ENDED = "ended"  #: the call has ended
+    FULL = "full"  #: the queue has ``max_waiting`` calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,9 +177,9 @@ class Remove:
 class Removal(StrEnum):
     """The reply to a removal; the script replies with the value."""
 
-    REMOVED = "removed"
-    ABSENT = "absent"
-    RUNNING = "running"  # it runs, has a newer attempt, or has begun where that is not allowed
+    REMOVED = "removed"  #: the call was taken out
+    ABSENT = "absent"  #: the call isn't in the queue
+    RUNNING = "running"  #: it runs, has a newer attempt, or has begun where that is not allowed
 
 
 class CallQueue(ABC):
@@ -237,7 +237,7 @@ class CallQueue(ABC):
     def due(self, shard: str, /, *, limit: int, timeout: float) -> list[str]:
         """Return at most ``limit`` keys of a shard that are due for a sweep.
 
-        If there are more, repeated requests return each of them at some time. A key whose sweep
+        If more are due, repeated requests return each of them eventually. A key whose sweep
         fails must not keep the other keys from theirs.
         """
 
@@ -272,8 +272,8 @@ class CallQueue(ABC):
             seconds: The time until that sweep.
             timeout: How long to wait for the reply, in seconds.
             unpublished: A hint of the key that was not published. Its call is checked in
-                ``seconds``. The hint doesn't count as a copy. Otherwise the deadline of the next
-                one would grow with each second of an outage of the broker.
+                ``seconds``. The hint doesn't count as a copy, or the deadline of the next one would
+                grow with each second of an outage of the broker.
             perhaps: Whether the broker may have the hint nevertheless, because no reply came.
             returns: A call whose message the broker delivers again (``Token.call_id``). It isn't
                 checked before ``seconds`` have passed.

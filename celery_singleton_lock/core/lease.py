@@ -61,28 +61,28 @@ def _quoted(task_id: str) -> str:
 class Kind(StrEnum):
     """The kind of a key's value; the store holds the letter."""
 
-    LEASE = "l"  # held by a running task
-    RESERVED = "r"  # reserved for the next attempt of a task
-    COOLING = "c"  # kept after the release until min_hold has passed
-    DYING = "d"  # held by a process that is being killed
-    CLAIM = "q"  # not a lease: the claim of a published message, in a key next to the lease's
+    LEASE = "l"  #: held by a running task
+    RESERVED = "r"  #: reserved for the next attempt of a task
+    COOLING = "c"  #: kept after the release until min_hold has passed
+    DYING = "d"  #: held by a process that is being killed
+    CLAIM = "q"  #: not a lease: the claim of a published message, in a key next to the lease's
 
 
 class Phase(StrEnum):
     """The state of a claim's task; the store holds the word."""
 
-    QUEUED = "queued"
-    RUNNING = "running"
-    RETRYING = "retrying"
+    QUEUED = "queued"  #: its message was sent
+    RUNNING = "running"  #: it runs
+    RETRYING = "retrying"  #: it waits for its next attempt
 
 
 class LossReason(StrEnum):
-    EXPIRED = "expired"  # the deadline passed before this process renewed the lease
-    GONE = "gone"  # the store no longer had the lease before its deadline
-    REPLACED = "replaced"  # another holder had the key
-    UNREACHABLE = "unreachable"  # the store did not answer until the deadline
-    OPERATOR = "operator"  # an operator released the key
-    DYING = "dying"  # the worker parent has announced the end of this process, and reports it
+    EXPIRED = "expired"  #: the deadline passed before this process renewed the lease
+    GONE = "gone"  #: the store no longer had the lease before its deadline
+    REPLACED = "replaced"  #: another holder had the key
+    UNREACHABLE = "unreachable"  #: the store did not answer until the deadline
+    OPERATOR = "operator"  #: an operator released the key
+    DYING = "dying"  #: the worker parent has announced the end of this process, and reports it
 
 
 @dataclass(slots=True, unsafe_hash=True)

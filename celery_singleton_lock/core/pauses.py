@@ -25,12 +25,12 @@ class Pause:
     """A pause of a key, or of all keys of a scope.
 
     Attributes:
-        name: The full key. For a scope, it's what the names of its keys in this shard begin with.
+        name: The full key. For a scope, the text with which its keys in this shard begin.
         user: The login of the person who paused it.
         host: The host of that person.
         reason: The reason that the person gave. It may be empty.
         since: When it began, in seconds since the epoch.
-        left: In how many seconds it ends. None means when somebody resumes it.
+        left: Seconds until it ends. None means that it lasts until somebody resumes it.
     """
 
     name: str

@@ -35,8 +35,8 @@ from .store_requests import (
     Trace,
 )
 
-#: Called with the reply to an asynchronous release or the error of the last try, and with whether
-#: an earlier try without a reply may have been carried out.
+#: Called with two arguments: the reply to an asynchronous release, or the error of its last try;
+#: and whether an earlier try, which got no reply, may have been carried out.
 OnReply: TypeAlias = Callable[[ReleaseReply | StoreError, bool], None]
 
 #: Stands for a missing right to use keys with our names.
@@ -52,8 +52,8 @@ class Capabilities:
     Attributes:
         fence: Whether grants have fencing tokens.
         name: The store's name in messages.
-        trusted: The share of a ttl that a reply guarantees, counted from the sending of the
-            request. It's below 1 if the store's expiry may count from an earlier heartbeat.
+        trusted: The share of a ttl for which a reply guarantees the lease, counted from when the
+            request was sent. It's below 1 if the store may count the ttl from an earlier heartbeat.
         min_ttl: The shortest ttl in seconds. A shorter one is refused.
         max_limit: The largest ``limit`` that one decision can examine. None means any.
         renewal_batch: How many leases the heartbeat passes to one call of `Leases.renew`. None
@@ -130,7 +130,7 @@ class Leases(ABC):
         """Prolong each lease to its ttl if its token still holds the key.
 
         The claim of a lease (``claim_key``) is prolonged too, if the lease's task still holds it.
-        Its ttl is never shortened. The claim of a lease that was not renewed is not changed: the
+        The claim's ttl is never shortened. If a lease isn't renewed, its claim isn't changed: the
         operation that ended the lease has set the claim's ttl.
 
         Returns:
@@ -150,7 +150,7 @@ class Leases(ABC):
 
     @abstractmethod
     def trace(self, key: str, /, *, timeout: float) -> Trace:
-        """Return the remains of a lease on ``key`` that a release did not find."""
+        """Return what is left on ``key`` of a lease that a release did not find."""
 
     @abstractmethod
     def inspect(self, key: str, /) -> Record | None:
@@ -169,14 +169,14 @@ class Leases(ABC):
 
 
 class Claims(ABC):
-    """The claims of messages that were published, in a store."""
+    """The claims of published messages in a store."""
 
     @abstractmethod
     def take(self, request: ClaimRequest, /, *, timeout: float) -> Record | None:
         """Claim ``request.key`` for a message, or return the record of the claim that prevents it.
 
-        The task's own claim doesn't prevent it. That claim keeps its phase. Its ttl is never
-        shortened, and is prolonged only if ``request.prolongs``.
+        A claim that the task has already doesn't prevent it. That claim keeps its phase, and its
+        ttl is prolonged only if ``request.prolongs``, and never shortened.
 
         Raises:
             StoreError: The key holds something that isn't a record.
@@ -186,8 +186,8 @@ class Claims(ABC):
     def change(self, token: Token, change: ClaimChange, /, *, timeout: float) -> None:
         """Change a claim without a lease.
 
-        The claim of a running task isn't changed, except to the phase RUNNING, because its lease
-        changes it. A missing claim isn't created: it may have been freed, and no later operation
+        The claim of a running task is changed by its lease. So here it isn't changed, except to the
+        phase RUNNING. A missing claim isn't created: it may have been freed, and no later operation
         would free it again.
         """
 
@@ -203,8 +203,8 @@ class AsyncReleases(ABC):
             request: See `Leases.release`.
             timeout: Seconds to wait for each reply if the release has to be sent again.
             on_reply: Called once with the reply, on any thread, unless this method returns False.
-                After an error of the last try, it's called again if a later request sends the
-                release with success.
+                If the last try failed, it's called again if a later request sends the release
+                successfully.
 
         Returns:
             Whether the release was sent. If it wasn't, the caller uses `Leases.release`.
@@ -270,7 +270,7 @@ class QueuedArguments(ABC):
 
     @abstractmethod
     def replace(self, request: ReplaceArguments, /, *, timeout: float) -> Replaced:
-        """Replace the arguments of a queued message. The grant of its lease returns the last ones.
+        """Replace the arguments of a queued message. The grant of its lease returns the newest.
 
         The claim is checked in the same step. After the grant, the reply is NOT_QUEUED.
         """
@@ -292,7 +292,8 @@ class Operators(ABC):
     """What people see and do: the command line, the dashboard and the doctor.
 
     Attributes:
-        progress: Called with what a long search has done so far, in words, unless it's None.
+        progress: None, or a function that is called with what a long search has done so far, in
+            words.
     """
 
     progress: Callable[[str], None] | None = None
@@ -326,7 +327,7 @@ class Operators(ABC):
         """
 
     def problems(self, key: str, /) -> list[str]:
-        """Return why apps wouldn't see each other's locks under ``key``'s prefix, if they don't."""
+        """Return any reasons why apps don't see each other's locks under the prefix of ``key``."""
         return []
 
     def info(self, section: str, /) -> dict[str, str]:

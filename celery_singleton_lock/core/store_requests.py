@@ -23,27 +23,29 @@ class Relation(StrEnum):
     A release has replies of its own: see `ReleaseReply`.
     """
 
-    DONE = "done"  # this attempt has ended, according to its completion record
-    SUPERSEDED = "superseded"  # a newer copy of this message was published
-    DUPLICATE = "duplicate"  # another delivery of the same attempt holds the key
-    EARLIER = "earlier"  # an earlier attempt of the same task holds it
-    LATER = "later"  # a later attempt of the same task holds it, or it is reserved for one
-    NOT_DUE = "not_due"  # the message may not start yet
-    PAUSED = "paused"  # the key, or its scope
-    RATE = "rate"  # the rate of the key lets no call start yet
-    OTHER = "other"  # another task, or another call of this one
-    QUEUED = "queued"  # the call has a place in the queue of the key, and the store has its message
-    UNQUEUED = "unqueued"  # the call must wait, and the store does not have its message
-    LOST = "lost"  # the call had begun, was acknowledged early, and its lease has ended
+    DONE = "done"  #: this attempt has ended, according to its completion record
+    SUPERSEDED = "superseded"  #: a newer copy of this message was published
+    DUPLICATE = "duplicate"  #: another delivery of the same attempt holds the key
+    EARLIER = "earlier"  #: an earlier attempt of the same task holds it
+    LATER = "later"  #: a later attempt of the same task holds it, or it is reserved for one
+    NOT_DUE = "not_due"  #: the message may not start yet
+    PAUSED = "paused"  #: the key, or its scope
+    RATE = "rate"  #: the rate of the key lets no call start yet
+    OTHER = "other"  #: another task, or another call of this one
+    QUEUED = (
+        "queued"  #: the call has a place in the queue of the key, and the store has its message
+    )
+    UNQUEUED = "unqueued"  #: the call must wait, and the store does not have its message
+    LOST = "lost"  #: the call had begun, was acknowledged early, and its lease has ended
 
 
 class ReleaseReply(StrEnum):
     """The reply to a release; the scripts send the value."""
 
-    OURS = "released"  # the token held the key, and the release was carried out
-    NOT_OURS = "not_ours"  # the token did not hold the key
-    DUPLICATE = "duplicate"  # another delivery of the same attempt holds it
-    DONE = "done"  # another delivery has ended this attempt, according to its completion record
+    OURS = "released"  #: the token held the key, and the release was carried out
+    NOT_OURS = "not_ours"  #: the token did not hold the key
+    DUPLICATE = "duplicate"  #: another delivery of the same attempt holds it
+    DONE = "done"  #: another delivery has ended this attempt, according to its completion record
 
 
 #: The reply to the renewal of one lease. None means renewed, UNREACHABLE that the store can't
@@ -62,17 +64,17 @@ ARGUMENTS_FOR: Final = 7 * 86400.0
 class Authorization(StrEnum):
     """The reply to a leader that asks to send a scheduled run; the script's reply is the value."""
 
-    AUTHORIZED = "permitted"
-    DEPOSED = "deposed"  # its token does not lead any more
-    CHANGED = "changed"  # the entry's last run is not the expected one
+    AUTHORIZED = "permitted"  #: the leader sends the run
+    DEPOSED = "deposed"  #: its token does not lead any more
+    CHANGED = "changed"  #: the entry's last run is not the expected one
 
 
 class CompletionState(StrEnum):
     """The state of an attempt in its completion record; the store holds the letter."""
 
-    WAITING = "-"  # requeued; only the newest copy counts
-    FINISHING = "f"  # the task has ended, its callbacks are being sent
-    DONE = "d"  # the outcome is final and stored
+    WAITING = "-"  #: requeued; only the newest copy counts
+    FINISHING = "f"  #: the task has ended, its callbacks are being sent
+    DONE = "d"  #: the outcome is final and stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,7 @@ class ClaimRequest:
 
     Attributes:
         key: The claim's key.
-        token: The token of the message's first delivery. Only its task counts.
+        token: The token of the message's first delivery. Only the task in it counts.
         holder: The caller.
         ttl: Seconds until the claim expires if the message is never processed.
         instead_of: The name of the task whose stale claim is taken over. It's empty if none is.
@@ -138,9 +140,9 @@ class ClaimRequest:
 class Replaced(Enum):
     """The reply to a call that replaces the arguments of a queued message."""
 
-    YES = auto()
-    NOT_QUEUED = auto()  # the claim is gone, or another task's, or its task runs
-    FIXED = auto()  # the arguments of this message can't be replaced
+    YES = auto()  #: the arguments were replaced
+    NOT_QUEUED = auto()  #: the claim is gone, or another task's, or its task runs
+    FIXED = auto()  #: the arguments of this message can't be replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +157,7 @@ class ReplaceArguments:
         ttl: Seconds.
         due_in: Seconds from now until the message may start.
         due_max: Seconds from the claim of the message until it may start in any case. None means
-            without a bound.
+            that there is no bound.
     """
 
     claim: str
@@ -182,8 +184,8 @@ class Acquire:
         refused_if_claimed: Whether the message was published next to another task's claim. While
             that claim exists, the lease is refused as if that task held it, unless the token holds
             the lease already or the lease is reserved for it.
-        keeps_claim: Whether a grant leaves the claim unchanged. The grant of one of several nodes
-            does not decide yet who gets the lease.
+        keeps_claim: Whether a grant leaves the claim unchanged, because the grant of one of several
+            nodes does not decide yet who gets the lease.
         wait_ttl: For how many seconds the caller counts as waiting if another token holds the key.
             0 means that it leaves the wait queue, and None that it never joined.
         handoff: The handoff token that woke the caller, for which the key is reserved. It's empty
@@ -243,9 +245,9 @@ class QueuedAcquire(Acquire):
 
     Attributes:
         late: Whether the call's messages are acknowledged late.
-        most_begins: How often a run may begin by one message. None means without a limit.
-        asked: The nonces of earlier requests that had no reply. This delivery sent them, or one
-            that was requeued as this one. No run began under a grant to them.
+        most_begins: How many runs one message may begin. None means that there is no limit.
+        asked: The nonces of earlier requests that had no reply, from this delivery or from one that
+            was requeued as this one. No run began under a grant to these nonces.
         rate: The rate of the key, or None if it has none.
         limit: How many calls may run at a time. None means as many as there are ``slots``.
     """
@@ -320,12 +322,11 @@ class Refused:
         relation: How the token relates to what the store has.
         record: The record of the key, if the store could read it.
         others: The records of the other slots, if the request named several and other tasks hold
-            all.
-            With more than eight slots a store may leave out all but the leases that expire first:
-            the lease of a dead process is not renewed, so it becomes one of them.
+            them all. With more than eight slots, a store may give only the leases that expire
+            first. The lease of a dead process becomes one of these, because it is not renewed.
         due_in: Seconds until the message may start; set only if the relation is NOT_DUE or RATE.
-        hint: The message of this call, which is in the queue of the key. It's to be published for
-            that time. None if the call isn't in the queue. Set only if the relation is RATE.
+        hint: The message of this call, to be published for the time that ``due_in`` says. None if
+            the call isn't in the queue of the key. Set only if the relation is RATE.
         pause: What keeps the call from starting; set only if the relation is PAUSED.
     """
 
@@ -379,8 +380,8 @@ class Release:
     """A request to delete the key that a token holds, or to turn it into another kind.
 
     Attributes:
-        keys: The lease's key; all slots of a call in a queue, or if the outcome of the acquire is
-            unknown.
+        keys: The lease's key. If the call is in a queue, or the outcome of the acquire is unknown,
+            all slots.
         token: The token that must hold the key.
         become: The new kind of the key. None deletes the key.
         become_ttl: Seconds that the new kind stays.
@@ -516,7 +517,7 @@ class Trace:
         record: The content of the lease's key now, or None if the key doesn't exist.
         fence: The last fence granted in the key's shard. It's 0 if there is none, and None if the
             fences of this store can't prove a loss.
-        now: Seconds since the epoch, on the clock whose microseconds are the fences.
+        now: Seconds since the epoch, on the clock whose time in microseconds is the fence.
     """
 
     record: Record | None
