@@ -114,7 +114,7 @@ class Place(StrEnum):
     """The reply to a join; the script replies with the value."""
 
     WAITING = "waiting"  #: the call waits for its turn
-    HINTED = "hinted"  #: it's the call's turn: the caller publishes the message
+    HINTED = "hinted"  #: it's the call's turn, and the caller publishes the message
     ENDED = "ended"  #: the call has ended
     FULL = "full"  #: the queue has ``max_waiting`` calls
 

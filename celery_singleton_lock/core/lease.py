@@ -65,7 +65,7 @@ class Kind(StrEnum):
     RESERVED = "r"  #: reserved for the next attempt of a task
     COOLING = "c"  #: kept after the release until min_hold has passed
     DYING = "d"  #: held by a process that is being killed
-    CLAIM = "q"  #: not a lease: the claim of a published message, in a key next to the lease's
+    CLAIM = "q"  #: the claim of a published message, in a key next to that of the lease
 
 
 class Phase(StrEnum):

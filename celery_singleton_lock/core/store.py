@@ -35,8 +35,8 @@ from .store_requests import (
     Trace,
 )
 
-#: Called with two arguments: the reply to an asynchronous release, or the error of its last try;
-#: and whether an earlier try, which got no reply, may have been carried out.
+#: Called with the reply to an asynchronous release or the error of its last try, and with whether
+#: an earlier try, which got no reply, may have been carried out.
 OnReply: TypeAlias = Callable[[ReleaseReply | StoreError, bool], None]
 
 #: Stands for a missing right to use keys with our names.

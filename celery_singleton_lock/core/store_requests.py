@@ -32,9 +32,7 @@ class Relation(StrEnum):
     PAUSED = "paused"  #: the key, or its scope
     RATE = "rate"  #: the rate of the key lets no call start yet
     OTHER = "other"  #: another task, or another call of this one
-    QUEUED = (
-        "queued"  #: the call has a place in the queue of the key, and the store has its message
-    )
+    QUEUED = "queued"  #: the call is in the queue of the key, and the store has its message
     UNQUEUED = "unqueued"  #: the call must wait, and the store does not have its message
     LOST = "lost"  #: the call had begun, was acknowledged early, and its lease has ended
 
@@ -240,7 +238,7 @@ def rated(request: Acquire, rate: Rate) -> RatedAcquire:
 class QueuedAcquire(Acquire):
     """A request for the lease of a call of a queue.
 
-    A refusal has one of three more relations: QUEUED, UNQUEUED or LOST. A ``claim`` has no
+    A refusal may also have the relation QUEUED, UNQUEUED or LOST. A ``claim`` has no
     ``arguments``: the message of a call that waits is in the store.
 
     Attributes:
