@@ -1,18 +1,19 @@
-"""The interface of the queue of a key: its calls begin in order, and a limit says how many run.
+"""The queue of a key, whose calls begin in order, and a limit on how many of them run at a time.
 
 Overview
-    The store is the queue: every call is in it from its join until it has ended, the running one
-    too. The broker carries hints: the message of the call at the head, normally one per key. A hint
-    is no evidence of anything. A lost one costs a deadline, and a copied one costs a request,
-    because the step that grants the lease decides whether it is the call's turn: it is one of the
-    first calls of the queue, as many as the limit, and all before it have begun. One call that has
-    not begun is hinted at a time: the next one, by the grant of the one before it or the end of
-    another.
+    The store is the queue. Every call is in the queue from its join until it has ended, even while
+    it runs. The broker carries hints. A hint is the message of the call at the head of the queue,
+    and there's normally one for each key. A hint proves nothing. A lost hint costs a deadline, and
+    a copied hint costs a request, because the step that grants the lease decides whether it's the
+    call's turn. It's the call's turn if it's one of the first calls of the queue, as many as the
+    limit, and if all calls before it have begun. Only one call that has not begun is hinted at a
+    time: the next one. It's hinted when the call before it gets its lease, or when another call
+    ends.
 
 Guarantees
-    Each operation is one atomic step. A call keeps its place until it ends or is removed, and its
-    message is that of its newest attempt. A queue that is not empty is due for a sweep: at the end
-    of a lease of its calls, or at the deadline of a hint.
+    Each operation is one atomic step. A call stays in the queue, in order, until it ends or is
+    removed. Its message is the message of its newest attempt. A queue that isn't empty is due for a
+    sweep when a lease of its calls ends, or at the deadline of a hint.
 
 State model of a call::
 
@@ -21,15 +22,15 @@ State model of a call::
                          |                +--release, sweep--+
                          +--join of its next message---------+
 
-    A call that has begun, and whose lease has ended, is hinted again by a sweep. If its messages
-    are acknowledged early and no newer one has joined, it is overdue instead, and the next sweep,
-    five seconds later, takes it for lost: it leaves, and never begins again. In these seconds a
-    client whose acquire got no reply may still release the call, because it knows that it began no
-    run. A call that has begun by one message as often as it may leaves at the next acquire, and a
-    sweep ends it as lost.
+    If a call has begun and its lease has ended, a sweep hints the call again. If its messages are
+    acknowledged early and no newer message has joined, it becomes overdue instead. The next sweep,
+    five seconds later, treats it as lost: the call leaves the queue and never begins again. In
+    these seconds, a client whose acquire got no reply may still release the call, because it knows
+    that it began no run. If one message has begun as many runs as it may, the call leaves at the
+    next acquire, and a sweep ends it as lost.
 
 Failure handling
-    An operation without a reply is repeated, and has the same reply.
+    A client repeats an operation that got no reply. The repeated operation has the same reply.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ class Hint:
         call_id: The call (``Token.call_id``).
         copies: How often its message was published.
         begins: How many runs this message has begun.
-        message: Its message. It's empty if the store has none.
-        countdown: Seconds for which the key is still in cooldown (``min_hold``).
+        message: The call's message. It's empty if the store has none.
+        countdown: Seconds until the call may start, because the key is in cooldown (``min_hold``)
+            or has a rate.
     """
 
     key: str
@@ -68,18 +70,18 @@ class Hint:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a run has begun by this message."""
+        """Whether this message has begun a run."""
         return self.begins > 0
 
 
 class CallState(StrEnum):
-    """The state of a call in a queue, as the scripts store it."""
+    """The state of a call in a queue. The store keeps the letter."""
 
-    WAITS = "w"  #: it waits for its turn
-    HINTED = "h"  #: its message is in the broker
-    BEGUN = "b"  #: a run has begun
-    OVERDUE = "o"  #: begun, acknowledged early, and its lease has ended
-    LEAVES = "x"  #: it never begins again
+    WAITS = "w"  #: The call waits for its turn.
+    HINTED = "h"  #: The call's message is in the broker.
+    BEGUN = "b"  #: A run has begun.
+    OVERDUE = "o"  #: The call has begun, was acknowledged early, and its lease has ended.
+    LEAVES = "x"  #: The call never begins again.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +89,9 @@ class QueuedCall(Hint):
     """A call in the queue, for operators.
 
     Attributes:
-        position: The number of calls before it.
-        joined_at: When it joined, in seconds since the epoch.
-        state: Its state.
+        position: How many calls are before it.
+        joined_at: When the call joined the queue, in seconds since the epoch.
+        state: The state of the call.
     """
 
     position: int
@@ -99,7 +101,7 @@ class QueuedCall(Hint):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """What waits in the queue of a key.
+    """How many calls wait in the queue of a key.
 
     Attributes:
         waiting: How many calls wait. A call that has begun doesn't count.
@@ -111,21 +113,21 @@ class Depth:
 
 
 class Place(StrEnum):
-    """The reply to a join; the script replies with the value."""
+    """The reply to a join. The Redis script sends the value."""
 
-    WAITING = "waiting"  #: the call waits for its turn
-    HINTED = "hinted"  #: it's the call's turn, and the caller publishes the message
-    ENDED = "ended"  #: the call has ended
-    FULL = "full"  #: the queue has ``max_waiting`` calls
+    WAITING = "waiting"  #: The call waits for its turn.
+    HINTED = "hinted"  #: It's the call's turn, and the caller publishes the message.
+    ENDED = "ended"  #: The call has ended.
+    FULL = "full"  #: The queue already has ``max_waiting`` calls.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """A request to join the queue. A call that is in the queue keeps its place.
+    """A request to join the queue. A call that is already in the queue doesn't move.
 
     Attributes:
         key: The lock key.
-        token: The token of the attempt whose message it is.
+        token: The token of the attempt that the message belongs to.
         message: The message. It replaces an older one.
         sequence: How often this attempt was requeued.
         asked: The nonces with which the deliveries of this message have asked for the lease. If the
@@ -135,7 +137,7 @@ class Join:
         max_waiting: How many calls may be in the queue. None means any number.
         claim: The key of the call's claim, in the shard of ``key``. It's empty if there is none. If
             the call is new in the queue, has the claim and doesn't run, the claim lasts for
-            ``claim_ttl``.
+            ``claim_ttl`` seconds.
         claim_ttl: The new ttl of the claim, in seconds.
     """
 
@@ -153,17 +155,17 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remove:
-    """A request to take a call out of the queue that leaves it, or has ended with this attempt.
+    """A request to remove a call that leaves the queue, or that has ended with this attempt.
 
     Attributes:
         key: The lock key.
         token: The token of the attempt.
-        ended_ttl: Seconds for which the store remembers that the call has ended.
+        ended_ttl: How long the store remembers that the call has ended, in seconds.
         sequence: How often the message that has ended was requeued. If a later copy has joined, the
-            call keeps its place. None means that no copy of this attempt keeps it.
+            call stays in the queue. None means that no copy of this attempt keeps the call there.
         may_return_from: The retry count of the earliest attempt that may still arrive at this key.
             None means that no attempt may.
-        only_unbegun: Whether the call keeps its place if one of its attempts has begun.
+        only_unbegun: Whether the call stays in the queue if one of its attempts has begun.
     """
 
     key: str
@@ -175,23 +177,24 @@ class Remove:
 
 
 class Removal(StrEnum):
-    """The reply to a removal; the script replies with the value."""
+    """The reply to a removal. The Redis script sends the value."""
 
-    REMOVED = "removed"  #: the call was taken out
-    ABSENT = "absent"  #: the call isn't in the queue
-    RUNNING = "running"  #: it runs, has a newer attempt, or has begun where that is not allowed
+    REMOVED = "removed"  #: The call was removed.
+    ABSENT = "absent"  #: The call isn't in the queue.
+    #: The call runs, has a newer attempt, or has begun although the request has ``only_unbegun``.
+    RUNNING = "running"
 
 
 class CallQueue(ABC):
-    """The queues of the calls of all keys in a store."""
+    """The queues of a store. Each key has its own queue of calls."""
 
     @abstractmethod
     def join(self, request: Join, /, *, timeout: float) -> tuple[Place, int]:
         """Put a call into the queue.
 
         Returns:
-            The reply, and how many calls are in the queue. The number is 0 if the call was in the
-            queue before, or has ended.
+            The reply, and how many calls are in the queue. The number is 0 if the call was already
+            in the queue, or has ended.
         """
 
     @abstractmethod
@@ -201,7 +204,7 @@ class CallQueue(ABC):
         """Release the lease of a call in a queue. See `Leases.release`.
 
         Returns:
-            The reply and the call to publish next, or None if there is none.
+            The reply, and the call to publish next. The call is None if there is none.
         """
 
     @abstractmethod
@@ -217,7 +220,7 @@ class CallQueue(ABC):
 
     @abstractmethod
     def depths(self, keys: Sequence[str], /, *, timeout: float) -> list[Depth]:
-        """Return what waits in the queue of each of ``keys``, which are in one shard."""
+        """Return how many calls wait at each of ``keys``. All keys must be in one shard."""
 
     @abstractmethod
     def calls(
@@ -228,8 +231,8 @@ class CallQueue(ABC):
         Args:
             key: The lock key.
             first: The position of the first call.
-            most: The number of calls.
-            messages: Whether to read their messages, which may be large.
+            most: The largest number of calls to return.
+            messages: Whether to read the calls' messages, which may be large.
             timeout: How long to wait for the reply, in seconds.
         """
 
@@ -237,8 +240,8 @@ class CallQueue(ABC):
     def due(self, shard: str, /, *, limit: int, timeout: float) -> list[str]:
         """Return at most ``limit`` keys of a shard that are due for a sweep.
 
-        If more are due, repeated requests return each of them eventually. A key whose sweep
-        fails must not keep the other keys from theirs.
+        If more keys are due, repeated requests return each of them eventually. A key whose sweep
+        fails must not prevent the sweeps of other keys.
         """
 
     @abstractmethod
@@ -263,20 +266,21 @@ class CallQueue(ABC):
         perhaps: bool = False,
         returns: str = "",
     ) -> None:
-        """Let a sweep check the calls of ``key`` that may run, or one call, in ``seconds`` at most.
+        """Have a sweep check the calls of ``key`` that may run, or one call of ``key``.
 
-        The result of a call that is lost or cancelled isn't delayed.
+        The sweep comes after at most ``seconds`` seconds. This doesn't delay the result of a call
+        that is lost or cancelled.
 
         Args:
             key: The lock key.
-            seconds: The time until that sweep.
+            seconds: The time until that sweep, in seconds.
             timeout: How long to wait for the reply, in seconds.
-            unpublished: A hint of the key that was not published. Its call is checked in
-                ``seconds``. The hint doesn't count as a copy, or the deadline of the next one would
-                grow with each second of an outage of the broker.
+            unpublished: A hint of the key that was not published. A sweep checks its call in
+                ``seconds`` seconds. The hint doesn't count as a copy. Otherwise the deadline of the
+                next hint would grow with each second of an outage of the broker.
             perhaps: Whether the broker may have the hint nevertheless, because no reply came.
-            returns: A call whose message the broker delivers again (``Token.call_id``). It isn't
-                checked before ``seconds`` have passed.
+            returns: A call whose message the broker delivers again (``Token.call_id``). A sweep
+                doesn't check it before ``seconds`` seconds have passed.
         """
 
     @abstractmethod
@@ -286,18 +290,22 @@ class CallQueue(ABC):
         The calls behind it wait until it's removed.
 
         Returns:
-            The call, so that the client can store its result and then remove it. A repeated request
-            has the same reply.
+            The call, so that the client can store its result and then remove it. If the call can't
+            leave, the reason. A repeated request has the same reply.
         """
 
     @abstractmethod
     def remove(self, request: Remove, /, *, timeout: float) -> tuple[Removal, Hint | None]:
-        """Take a call out of the queue.
+        """Remove a call from the queue.
 
         Returns:
-            The reply and the call to publish next, or None if there is none.
+            The reply, and the call to publish next. The call is None if there is none.
         """
 
     def missing_rights(self, key: str, /) -> list[str]:
-        """The commands that this part needs and the login lacks. ``key`` is not held."""
+        """Return the commands that this part needs and the login lacks.
+
+        Args:
+            key: A key that isn't held.
+        """
         return []

@@ -59,39 +59,42 @@ def _quoted(task_id: str) -> str:
 
 
 class Kind(StrEnum):
-    """The kind of a key's value; the store holds the letter."""
+    """The kind of a key's value. The store keeps the letter."""
 
-    LEASE = "l"  #: held by a running task
-    RESERVED = "r"  #: reserved for the next attempt of a task
-    COOLING = "c"  #: kept after the release until min_hold has passed
-    DYING = "d"  #: held by a process that is being killed
-    CLAIM = "q"  #: the claim of a published message, in a key next to that of the lease
+    LEASE = "l"  #: A running task holds the key.
+    RESERVED = "r"  #: The key is reserved for the next attempt of a task.
+    COOLING = "c"  #: The key is kept after the release until ``min_hold`` has passed.
+    DYING = "d"  #: A process that is being killed holds the key.
+    CLAIM = "q"  #: The claim of a published message, not a lease. Its key is next to the lease's.
 
 
 class Phase(StrEnum):
-    """The state of a claim's task; the store holds the word."""
+    """The state of a claim's task. The store keeps the word."""
 
-    QUEUED = "queued"  #: its message was sent
-    RUNNING = "running"  #: it runs
-    RETRYING = "retrying"  #: it waits for its next attempt
+    QUEUED = "queued"  #: The task's message was sent.
+    RUNNING = "running"  #: The task runs.
+    RETRYING = "retrying"  #: The task waits for its next attempt.
 
 
 class LossReason(StrEnum):
-    EXPIRED = "expired"  #: the deadline passed before this process renewed the lease
-    GONE = "gone"  #: the store no longer had the lease before its deadline
-    REPLACED = "replaced"  #: another holder had the key
-    UNREACHABLE = "unreachable"  #: the store did not answer until the deadline
-    OPERATOR = "operator"  #: an operator released the key
-    DYING = "dying"  #: the worker parent has announced the end of this process, and reports it
+    """Why a lease was lost."""
+
+    EXPIRED = "expired"  #: The deadline passed before this process renewed the lease.
+    GONE = "gone"  #: The store no longer had the lease before its deadline.
+    REPLACED = "replaced"  #: Another holder had the key.
+    UNREACHABLE = "unreachable"  #: The store didn't reply until the deadline.
+    OPERATOR = "operator"  #: An operator released the key.
+    DYING = "dying"  #: The worker parent has announced the end of this process, and reports it.
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Token:
-    """The name of one grant: task, ordinal (number of the attempt) and nonce (of the delivery).
+    """The name of one grant: the task, the number of the attempt, and the nonce of the delivery.
 
-    A renewal and a release compare the whole token. An acquire derives from the two tokens how an
-    arriving delivery relates to the holder. ``call`` distinguishes two calls with the same task id:
-    the second is not a duplicate of the first, and must not be dropped because the first is done.
+    A renewal and a release compare the whole token. An acquire compares two tokens to find out how
+    an arriving delivery relates to the holder. ``call`` distinguishes two calls with the same task
+    id. The second call isn't a duplicate of the first, so it must not be dropped because the first
+    is done.
     """
 
     task_id: str
@@ -99,11 +102,11 @@ class Token:
     retries: int
     nonce: str
     call: str = ""
-    #: ``<task id>+<call name>``, the same for all attempts and deliveries.
+    #: The task id, and ``+<call>`` if ``call`` is set. All attempts and deliveries share it.
     call_id: str = field(init=False, repr=False, compare=False)
-    #: The token without its nonce, the same for all deliveries of one attempt.
+    #: The token without its nonce. All deliveries of one attempt share it.
     attempt: str = field(init=False, repr=False, compare=False)
-    #: The whole token.
+    #: The whole token as text.
     text: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -117,7 +120,11 @@ class Token:
 
     @classmethod
     def parse(cls, text: str) -> Token:
-        """Parse a token; ValueError if ``text`` is not a token."""
+        """Parse a token.
+
+        Raises:
+            ValueError: ``text`` isn't a token.
+        """
         call_id, ordinal, nonce = text.split("|")
         task_id, _, call = call_id.partition("+")
         nesting, retries = ordinal.split(".")
@@ -125,11 +132,17 @@ class Token:
 
     @staticmethod
     def task_id_of(call_id: str) -> str:
-        """The task id in a value of :attr:`call_id`, which is all that a claim's token contains."""
+        """Return the task id in a value of :attr:`call_id`.
+
+        The token of a claim contains only such a value.
+        """
         return unquote(call_id.partition("+")[0], errors="surrogatepass")
 
     def next_attempt(self) -> Token:
-        """The token for which a retry reserves the key, for any delivery of the next attempt."""
+        """Return the token for which a retry reserves the key.
+
+        It's for any delivery of the next attempt.
+        """
         return replace(self, retries=self.retries + 1, nonce="-")
 
 
@@ -137,7 +150,7 @@ class Token:
 class Holder:
     """A description of the holder, for people and for the proof that its process is dead.
 
-    Stored next to the token, never compared by the store.
+    It's stored next to the token. The store never compares it.
     """
 
     task: str = ""
@@ -151,9 +164,9 @@ class Holder:
     ttl: float = 0.0  # of a lease whose call sets it, in seconds; 0.0: that of the task
 
     def to_json(self, known_id: str = "") -> str:
-        """The JSON that :meth:`from_json` reads, without a task id that equals ``known_id``.
+        """Return the JSON that :meth:`from_json` reads, without a task id that equals ``known_id``.
 
-        The token contains the task id. A second copy would be a fifth of the data per lease.
+        The token contains the task id. A second copy would be a fifth of the data of each lease.
         """
         task_id = "" if self.task_id == known_id else f'"task_id":{_text(self.task_id)},'
         more = f',"expires":{json.dumps(self.expires)}' if self.expires else ""
@@ -170,7 +183,7 @@ class Holder:
 
     @classmethod
     def from_json(cls, text: str, known_id: str = "") -> Holder:
-        """The readable part of ``text``: a newer version may have written other fields."""
+        """Read what is readable in ``text``. A newer version may have written other fields."""
         try:
             get = _read(text).get  # a blank follows the JSON while a client waits
             return cls(
@@ -188,7 +201,7 @@ class Holder:
             return cls()
 
     def for_error(self) -> dict[str, Any]:
-        """The holder as plain data, for an error or for the value of a skipped call."""
+        """Return the holder as plain data, for an error or for a skip result."""
         return {"task": self.task, "task_id": self.task_id, "worker": self.worker}
 
     def __str__(self) -> str:
@@ -213,9 +226,12 @@ class Record:
 
     @classmethod
     def parse(cls, key: str, value: str, ttl: float) -> Record:
-        """Parse ``<kind> <token> <fence> <holder json>``; ValueError for any other value.
+        """Parse ``<kind> <token> <fence> <holder json>``.
 
-        A claim has its phase in the place of the fence, and its call id in that of the token.
+        A claim has its phase instead of the fence, and its call id instead of the token.
+
+        Raises:
+            ValueError: ``value`` has another form.
         """
         kind, token, fence, holder = value.split(" ", 3)
         is_claim, call_id = kind == Kind.CLAIM, token.partition("|")[0]
@@ -241,13 +257,13 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRelease:
-    """Who released a key by hand, and why. The store keeps it for an hour.
+    """A note that says who released a key by hand, and why. The store keeps it for an hour.
 
     Attributes:
         user: The operator's login.
         host: The operator's host.
-        reason: Why, in the operator's words. It may be empty.
-        at: When, in seconds since the epoch.
+        reason: The reason, in the operator's words. It may be empty.
+        at: When the operator released the key, in seconds since the epoch.
         token: The token that held the key. The store adds it.
     """
 

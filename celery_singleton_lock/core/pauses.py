@@ -25,12 +25,13 @@ class Pause:
     """A pause of a key, or of all keys of a scope.
 
     Attributes:
-        name: The full key. For a scope, the text with which its keys in this shard begin.
+        name: The full key. For a scope, it's the text with which the scope's keys in this shard
+            begin.
         user: The login of the person who paused it.
         host: The host of that person.
         reason: The reason that the person gave. It may be empty.
-        since: When it began, in seconds since the epoch.
-        left: Seconds until it ends. None means that it lasts until somebody resumes it.
+        since: When the pause began, in seconds since the epoch.
+        left: Seconds until the pause ends. None means that it lasts until somebody resumes it.
     """
 
     name: str
@@ -70,19 +71,19 @@ class Pause:
 
 
 class Pauses(ABC):
-    """The pauses in a store. A scope that has keys in several shards is paused in each of them."""
+    """The pauses in a store. If a scope has keys in several shards, it's paused in each shard."""
 
     @abstractmethod
     def pause(self, pause: Pause, /, *, timeout: float) -> Pause:
-        """Pause ``pause.name`` for ``pause.left`` seconds, or until it's resumed if that is None.
+        """Pause ``pause.name`` for ``pause.left`` seconds. None means until somebody resumes it.
 
         Returns:
-            The pause that applies now. An earlier one stays if it ends later.
+            The pause that applies now. If an earlier pause ends later, it stays.
         """
 
     @abstractmethod
     def resume(self, name: str, /, *, timeout: float) -> Pause | None:
-        """End the pause of ``name`` and return it, or None if there was none."""
+        """End the pause of ``name`` and return it, or return None if there was none."""
 
     @abstractmethod
     def of_shard(self, shard: str, /, *, timeout: float) -> list[Pause]:

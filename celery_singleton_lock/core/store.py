@@ -1,8 +1,8 @@
-"""The interface of a store: its parts, and the base class Store.
+"""The parts of a store, and the base class `Store`.
 
-Expected outcomes are return values. Every operation may raise StoreUnavailable (no reply: the
-operation may or may not have taken effect) and StoreError (the store refused it). Every operation
-is idempotent for its token, so a client may repeat it after a lost reply. `core.store_requests` has
+An operation returns its expected outcomes. It raises StoreUnavailable if no reply came. Then it may
+or may not have taken effect. It raises StoreError if the store refused it. Every operation is
+idempotent for its token, so a client may repeat it after a lost reply. `core.store_requests` has
 the requests and replies.
 """
 
@@ -35,8 +35,8 @@ from .store_requests import (
     Trace,
 )
 
-#: Called with the reply to an asynchronous release or the error of its last try, and with whether
-#: an earlier try, which got no reply, may have been carried out.
+#: A function that gets the reply to an asynchronous release, or the error of its last try. Its
+#: second argument says whether an earlier try, which got no reply, may have been carried out.
 OnReply: TypeAlias = Callable[[ReleaseReply | StoreError, bool], None]
 
 #: Stands for a missing right to use keys with our names.
@@ -47,20 +47,22 @@ RELEASE_NOTE_TTL: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The capabilities of a store. A worker checks them against each task's policy when it starts.
+    """What a store can do. When a worker starts, it checks this against the options of each task.
 
     Attributes:
         fence: Whether grants have fencing tokens.
         name: The store's name in messages.
-        trusted: The share of a ttl for which a reply guarantees the lease, counted from when the
-            request was sent. It's below 1 if the store may count the ttl from an earlier heartbeat.
-        min_ttl: The shortest ttl in seconds. A shorter one is refused.
-        max_limit: The largest ``limit`` that one decision can examine. None means any.
+        trusted: The share of a ttl for which a client may trust its lease after a reply. The client
+            counts from when it sent the request. The share is below 1 if the store may count the
+            ttl from an earlier heartbeat.
+        min_ttl: The shortest ttl in seconds. Workers and Beat refuse a shorter one.
+        max_limit: The largest ``limit`` whose slots the store can examine in one step. None means
+            that there is no maximum.
         renewal_batch: How many leases the heartbeat passes to one call of `Leases.renew`. None
-            means all. The replies of one call take effect before the next call.
-        renews_for_others: Whether a process can renew, by key and token alone, a lease that was
-            granted to another process of its host. The parent heartbeat needs this. It is not
-            possible if a lease ends with its holder's connection.
+            means all of them. The replies of one call take effect before the next call.
+        renews_for_others: Whether a process can renew the lease of another process on its host, by
+            key and token alone. The parent heartbeat needs this. It isn't possible if a lease ends
+            with its holder's connection.
         rates: Whether an acquire can count the starts of a key (``rate``).
         usable_before_fork: Whether a process may use the store and fork later. It may not if the
             client starts threads.
@@ -78,20 +80,22 @@ class Capabilities:
 
 
 class Ticket(Protocol):
-    """The ticket of one client in the wait queue for a key. One thread at a time uses it."""
+    """The ticket of one client in the wait queue for a key. Only one thread at a time uses it."""
 
     def wait(self, seconds: float) -> str | None:
-        """Block until the client is woken, but at most ``seconds``.
+        """Block until the store wakes the client, for at most ``seconds`` seconds.
 
         Returns:
-            The handoff token for the next acquire. It's empty if the client was not woken, and None
-            if the store does not wake this client any more and the ticket is of no further use.
+            The handoff token for the next acquire. It's empty if the store didn't wake the client.
+            None means that the store no longer wakes this client, so the ticket is of no further
+            use.
         """
 
     def fileno(self) -> int | None:
-        """Return the descriptor that becomes readable when the client is woken, for coroutines.
+        """Return the descriptor that becomes readable when the store wakes the client.
 
-        ``wait(0)`` opens it and reads the reply. The result is None while there is no descriptor.
+        Coroutines wait for it. ``wait(0)`` opens the descriptor and reads the reply. The result is
+        None while there is no descriptor.
         """
 
     def leave(self, *, counted: bool) -> None:
@@ -103,16 +107,20 @@ class Ticket(Protocol):
 
 
 class ConnectionWatch(Protocol):
-    """Notices that a connection to the store ends. Any thread may call the methods."""
+    """A watch that notices the end of a connection. Any thread may call its methods."""
 
     def opened(self, sock: Any, /) -> None:
-        """A connection has got its first reply. ``sock``: its socket, with the method fileno()."""
+        """Note that a connection has got its first reply.
+
+        Args:
+            sock: The connection's socket, which has the method ``fileno()``.
+        """
 
     def closing(self, sock: Any, /) -> None:
-        """This process is about to close a connection."""
+        """Note that this process is about to close a connection."""
 
     def ended(self) -> None:
-        """A connection without a socket has ended, or a reply came from another server."""
+        """Note that a connection without a socket ended, or that another server replied."""
 
 
 class Leases(ABC):
@@ -120,7 +128,7 @@ class Leases(ABC):
 
     @abstractmethod
     def acquire(self, request: Acquire, /, *, timeout: float) -> Granted | Refused:
-        """Take a free slot, or return a record that holds one.
+        """Grant a free slot, or return a refusal with the record of a holder.
 
         A repeated request with the same token gets the same reply.
         """
@@ -129,41 +137,44 @@ class Leases(ABC):
     def renew(self, leases: Sequence[Lease], /, *, timeout: float) -> list[Renewal]:
         """Prolong each lease to its ttl if its token still holds the key.
 
-        The claim of a lease (``claim_key``) is prolonged too, if the lease's task still holds it.
-        The claim's ttl is never shortened. If a lease isn't renewed, its claim isn't changed: the
-        operation that ended the lease has set the claim's ttl.
+        If the lease's task still holds the claim (``claim_key``), the claim is prolonged too. The
+        claim's ttl is never shortened. If a lease isn't renewed, its claim isn't changed, because
+        the operation that ended the lease has set the claim's ttl.
 
         Returns:
-            One reply per lease, in the same order.
+            One reply for each lease, in the same order.
         """
 
     @abstractmethod
     def release(self, request: Release, /, *, timeout: float) -> ReleaseReply:
-        """Release the key that the token holds. The key of another token is never changed."""
+        """Release the key that the token holds. Never change the key of another token."""
 
     @abstractmethod
     def mark(self, request: Mark, /, *, timeout: float) -> None:
         """Raise the completion record of the token's attempt.
 
-        Its state and its sequence never go back.
+        The state and the sequence in the record never decrease.
         """
 
     @abstractmethod
     def trace(self, key: str, /, *, timeout: float) -> Trace:
-        """Return what is left on ``key`` of a lease that a release did not find."""
+        """Return what the store has at ``key`` after a release didn't find the lease."""
 
     @abstractmethod
     def inspect(self, key: str, /) -> Record | None:
-        """Return the record of one key, which may be a claim, or None if the key is free."""
+        """Return the record of one key, which may be a claim. None means that the key is free."""
 
     def missing_rights(self, key: str, /) -> list[str]:
-        """Return the commands that each lease needs and the login lacks, for the doctor.
+        """Return the commands that every lease needs and the login lacks.
+
+        The doctor calls this method.
 
         Args:
-            key: A key that does not exist.
+            key: A key that doesn't exist.
 
         Returns:
-            The commands. ``NO_KEYS`` is one of them if the login may not use keys of such a name.
+            The commands. The list contains ``NO_KEYS`` if the login may not use keys with such a
+            name.
         """
         return []
 
@@ -173,10 +184,13 @@ class Claims(ABC):
 
     @abstractmethod
     def take(self, request: ClaimRequest, /, *, timeout: float) -> Record | None:
-        """Claim ``request.key`` for a message, or return the record of the claim that prevents it.
+        """Claim ``request.key`` for a message, unless the claim of another task prevents it.
 
-        A claim that the task has already doesn't prevent it. That claim keeps its phase, and its
-        ttl is prolonged only if ``request.prolongs``, and never shortened.
+        If the task already has the claim, the claim keeps its phase. Its ttl is prolonged only if
+        ``request.prolongs`` is True, and is never shortened.
+
+        Returns:
+            The record of the claim that prevents it. None if the task has the claim now.
 
         Raises:
             StoreError: The key holds something that isn't a record.
@@ -186,28 +200,28 @@ class Claims(ABC):
     def change(self, token: Token, change: ClaimChange, /, *, timeout: float) -> None:
         """Change a claim without a lease.
 
-        The claim of a running task is changed by its lease. So here it isn't changed, except to the
-        phase RUNNING. A missing claim isn't created: it may have been freed, and no later operation
-        would free it again.
+        The lease of a running task changes the task's claim. So this method doesn't change such a
+        claim, except to the phase RUNNING. It doesn't create a missing claim, because the claim may
+        have been freed, and no later operation would free it again.
         """
 
 
 class AsyncReleases(ABC):
-    """Releases without waiting for the reply."""
+    """Sends releases without waiting for the reply."""
 
     @abstractmethod
     def send(self, request: Release, /, *, timeout: float, on_reply: OnReply) -> bool:
         """Send a release. It's carried out before any later request of the same process.
 
         Args:
-            request: See `Leases.release`.
+            request: The release (see `Leases.release`).
             timeout: Seconds to wait for each reply if the release has to be sent again.
-            on_reply: Called once with the reply, on any thread, unless this method returns False.
-                If the last try failed, it's called again if a later request sends the release
-                successfully.
+            on_reply: A function that is called once with the reply, on any thread, unless this
+                method returns False. If the last try failed, it's called again if a later request
+                sends the release successfully.
 
         Returns:
-            Whether the release was sent. If it wasn't, the caller uses `Leases.release`.
+            True if the release was sent. If it wasn't, the caller uses `Leases.release`.
         """
 
     @abstractmethod
@@ -221,28 +235,32 @@ class AsyncReleases(ABC):
 
 
 class WaitQueue(ABC):
-    """The clients that wait for each key. A release wakes the one that has waited longest."""
+    """The clients that wait for each key. A release wakes the client that has waited longest."""
 
     @abstractmethod
     def ticket(self, key: str, nonce: str, /, *, timeout: float) -> Ticket | None:
         """Return a ticket in the wait queue for ``key``, or None if the store wakes no clients now.
 
-        This sends nothing. When the key is released, the store wakes the client that has waited
-        longest, and reserves the key for it for a moment. A wake-up may be lost at any time, so a
-        waiting client still polls, though less often.
+        This method sends no request. When the key is released, the store wakes the client that has
+        waited longest. It reserves the key for this client for a moment. A wake-up may be lost at
+        any time, so a waiting client still polls, but less often.
 
         Args:
-            key: The first of the slots that are requested.
+            key: The first of the requested slots.
             nonce: The nonce of the requesting token.
-            timeout: Seconds to wait for a connection, when one is needed.
+            timeout: Seconds to wait for a connection if one is needed.
         """
 
     @abstractmethod
     def lengths(self, keys: Sequence[str], /) -> list[int]:
-        """Return the number of clients that wait for each of ``keys``, for operators."""
+        """Return how many clients wait for each of ``keys``. Operators see these numbers."""
 
     def missing_rights(self, key: str, /) -> list[str]:
-        """The commands that this part needs and the login lacks. ``key`` is not held."""
+        """Return the commands that this part needs and the login lacks.
+
+        Args:
+            key: A key that isn't held.
+        """
         return []
 
 
@@ -253,47 +271,51 @@ class NewestCalls(ABC):
     def register(
         self, key: str, call: NewestCall, /, *, ttl: float, timeout: float, reservation: str = ""
     ) -> NewestCall:
-        """Register ``call`` as the newest of ``key`` for ``ttl`` seconds. Return the newest call.
+        """Register ``call`` as the newest call of ``key`` for ``ttl`` seconds.
 
-        A newer call that is already registered stays. If the time of ``call`` is in the future, now
-        is stored instead. If ``call`` is the newest, the reservation of ``key`` with the token
-        ``reservation`` is deleted, and a client that waits for ``key`` is woken.
+        A newer call that is already registered stays. If the time of ``call`` is in the future, the
+        store keeps the current time instead. If ``call`` is the newest, the store deletes the
+        reservation of ``key`` with the token ``reservation``. It also wakes a client that waits for
+        ``key``.
+
+        Returns:
+            The newest call.
         """
 
     @abstractmethod
     def of(self, keys: Sequence[str], /, *, timeout: float) -> list[NewestCall | None]:
-        """Return the newest call for each of ``keys``, or None. They're read in one round trip."""
+        """Return the newest call for each of ``keys``, or None. One round trip reads them all."""
 
 
 class QueuedArguments(ABC):
-    """The arguments of queued messages, which later calls may replace (``debounce``)."""
+    """The arguments of queued messages. Later calls may replace them (``debounce``)."""
 
     @abstractmethod
     def replace(self, request: ReplaceArguments, /, *, timeout: float) -> Replaced:
         """Replace the arguments of a queued message. The grant of its lease returns the newest.
 
-        The claim is checked in the same step. After the grant, the reply is NOT_QUEUED.
+        The same step checks the claim. After the grant, the reply is NOT_QUEUED.
         """
 
 
 class Schedule(ABC):
-    """The last runs of schedule entries, which the elected Beat replaces."""
+    """The last runs of schedule entries. The elected Beat replaces them."""
 
     @abstractmethod
     def authorize(self, request: AuthorizeRun, /, *, timeout: float) -> Authorization:
-        """Replace an entry's last run if the leader's token and ``expected`` are stored."""
+        """Replace an entry's last run if the store has the leader's token and ``expected``."""
 
     @abstractmethod
     def last_runs(self, keys: Sequence[str], /, *, timeout: float) -> list[str | None]:
-        """Return the last run at each of ``keys``, or None. They're read in one round trip."""
+        """Return the last run at each of ``keys``, or None. One round trip reads them all."""
 
 
 class Operators(ABC):
-    """What people see and do: the command line, the dashboard and the doctor.
+    """The part that the command line, the dashboard and the doctor use.
 
     Attributes:
-        progress: None, or a function that is called with what a long search has done so far, in
-            words.
+        progress: None, or a function. A long search calls it with a text that says what the search
+            has done so far.
     """
 
     progress: Callable[[str], None] | None = None
@@ -302,7 +324,7 @@ class Operators(ABC):
     def scan(self, pattern: str, /) -> Iterator[Record]:
         """Return all records whose keys match the glob ``pattern``, sorted by key.
 
-        The result isn't a snapshot: keys may change while it's read.
+        The result isn't a snapshot, because keys may change while it's read.
         """
 
     @abstractmethod
@@ -310,20 +332,26 @@ class Operators(ABC):
         """Delete ``key``, of any kind, if ``token`` holds it. None means any token.
 
         This raises the shard's fence, so that a later grant has a higher fence than the old holder.
-        With ``by``, the text ``<token> <by as JSON>`` is stored at `Keyspace.release_note` for
-        `RELEASE_NOTE_TTL` seconds.
+        With ``by``, the store keeps the text ``<token> <by as JSON>`` at `Keyspace.release_note`
+        for `RELEASE_NOTE_TTL` seconds.
+
+        Returns:
+            Whether the key was deleted.
         """
 
     @abstractmethod
     def release_notes(self, keys: Sequence[str], /, *, timeout: float) -> list[str | None]:
-        """Return the note of :meth:`free` at each of ``keys``, or None, in one round trip."""
+        """Return the note of :meth:`free` at each of ``keys``, or None if there is none.
+
+        One round trip reads them all.
+        """
 
     @abstractmethod
     def texts(self, pattern: str, /) -> Iterator[tuple[str, str, float]]:
-        """List the completion records and notes whose keys match the glob ``pattern``, sorted.
+        """List the completion records and notes whose keys match the glob ``pattern``.
 
-        Each key comes with its text and its ttl in seconds. The text of a completion record is
-        ``<state> <sequence> <nonce>``.
+        They're sorted by key. Each key comes with its text and its ttl in seconds. The text of a
+        completion record is ``<state> <sequence> <nonce>``.
         """
 
     def problems(self, key: str, /) -> list[str]:
@@ -331,13 +359,16 @@ class Operators(ABC):
         return []
 
     def info(self, section: str, /) -> dict[str, str]:
-        """Return one section of the server's INFO. It's empty if the server has or gives none."""
+        """Return one section of the server's INFO.
+
+        It's empty if the server has no such section or doesn't return it.
+        """
         return {}
 
     def size(self) -> int | None:
-        """Return the number of keys of all programs that a search has to pass.
+        """Return how many keys a search has to pass, including the keys of other programs.
 
-        None means that it's unknown, or that a search finds our keys alone.
+        None means that the number is unknown, or that a search finds only our keys.
         """
         return None
 
@@ -355,10 +386,10 @@ class Operators(ABC):
         """Return the result of :meth:`scan`, and report what else the same search finds.
 
         Args:
-            pattern: The pattern of :meth:`scan`.
-            report: Called with each of the :meth:`foreign_keys`.
-            texts: Called with the key and the text of each record and note (see :meth:`texts`), and
-                perhaps of other keys.
+            pattern: The pattern for :meth:`scan`.
+            report: A function that is called with each of the :meth:`foreign_keys` and its reason.
+            texts: A function that is called with the key and the text of each record and note (see
+                :meth:`texts`), and perhaps of other keys.
         """
         for key, reason in self.foreign_keys(pattern):
             report(key, reason)
@@ -369,21 +400,21 @@ class Operators(ABC):
 
 
 class Store:
-    """A store: leases and claims, and the parts that not every store has.
+    """A store has leases, claims, and parts that not every store has.
 
-    Subclass it to add a store. A part that is missing is None. A worker refuses the options that
-    need it.
+    Subclass it to add a store. If a part is missing, its attribute is None. A worker refuses the
+    options that need a missing part.
 
     Attributes:
         capabilities: What the leases of this store can do.
-        leases: Required.
-        claims: Required.
+        leases: Every store has this part.
+        claims: Every store has this part.
         operators: Without it, the command line, the dashboard and `explain` can't show the locks.
         schedule: Without it, Beat can't be elected.
         wait_queue: Without it, clients that wait for a key poll.
         call_queue: Without it, no task can have ``on_conflict="queue"``.
         newest_calls: Without it, no task can have ``on_conflict="cancel_running"``.
-        arguments: Without it, no task can have ``on_duplicate="replace"``.
+        arguments: Without it, no task can have ``on_duplicate="replace"`` or ``debounce``.
         async_releases: Without it, each release waits for its reply.
         pauses: Without it, no key and no scope can be paused.
     """
@@ -403,7 +434,7 @@ class Store:
     def watch_connections(self, watch: ConnectionWatch, /) -> None:
         """Report each connection of this process to ``watch`` from now on.
 
-        A server that has lost its data has also lost its connections. So the heartbeat renews all
+        If a server has lost its data, it has also lost its connections. So the heartbeat renews all
         leases soon after a connection has ended. Without these reports, it notices the loss of a
         lease at the next renewal.
         """

@@ -1,8 +1,8 @@
-"""What a store is asked, and what it replies: the requests, the replies, and their values.
+"""The requests to a store, its replies, and the values in them.
 
-Requests and replies that tasks create (`Acquire`, `Granted`, `Refused`, `Release`, `ClaimRequest`)
-are never changed once they are sent, but they are not frozen: creating a frozen dataclass costs
-three times as much.
+The requests and replies that tasks create (`Acquire`, `Granted`, `Refused`, `Release`,
+`ClaimRequest`) are never changed once they are sent. They aren't frozen, because creating a frozen
+dataclass costs three times as much.
 """
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ from .rate import Rate
 
 
 class Relation(StrEnum):
-    """How the token of a refused acquire relates to what the store has; the scripts send the value.
+    """How the token of a refused acquire relates to what the store has.
 
-    A release has replies of its own: see `ReleaseReply`.
+    The Redis scripts send the value. A release has its own replies (see `ReleaseReply`).
     """
 
-    DONE = "done"  #: this attempt has ended, according to its completion record
-    SUPERSEDED = "superseded"  #: a newer copy of this message was published
-    DUPLICATE = "duplicate"  #: another delivery of the same attempt holds the key
-    EARLIER = "earlier"  #: an earlier attempt of the same task holds it
-    LATER = "later"  #: a later attempt of the same task holds it, or it is reserved for one
-    NOT_DUE = "not_due"  #: the message may not start yet
-    PAUSED = "paused"  #: the key, or its scope
-    RATE = "rate"  #: the rate of the key lets no call start yet
-    OTHER = "other"  #: another task, or another call of this one
-    QUEUED = "queued"  #: the call is in the queue of the key, and the store has its message
-    UNQUEUED = "unqueued"  #: the call must wait, and the store does not have its message
-    LOST = "lost"  #: the call had begun, was acknowledged early, and its lease has ended
+    DONE = "done"  #: This attempt has ended, according to its completion record.
+    SUPERSEDED = "superseded"  #: A newer copy of this message was published.
+    DUPLICATE = "duplicate"  #: Another delivery of the same attempt holds the key.
+    EARLIER = "earlier"  #: An earlier attempt of the same task holds the key.
+    LATER = "later"  #: A later attempt of the same task holds the key, or it's reserved for one.
+    NOT_DUE = "not_due"  #: The message may not start yet.
+    PAUSED = "paused"  #: The key or its scope is paused.
+    RATE = "rate"  #: The rate of the key doesn't let a call start yet.
+    OTHER = "other"  #: Another task, or another call of this task, holds the key or the claim.
+    QUEUED = "queued"  #: The call is in the queue of the key, and the store has its message.
+    UNQUEUED = "unqueued"  #: The call must wait, and the store doesn't have its message.
+    LOST = "lost"  #: The call had begun, its lease has ended, and it may not begin again.
 
 
 class ReleaseReply(StrEnum):
-    """The reply to a release; the scripts send the value."""
+    """The reply to a release. The Redis scripts send the value."""
 
-    OURS = "released"  #: the token held the key, and the release was carried out
-    NOT_OURS = "not_ours"  #: the token did not hold the key
-    DUPLICATE = "duplicate"  #: another delivery of the same attempt holds it
-    DONE = "done"  #: another delivery has ended this attempt, according to its completion record
+    OURS = "released"  #: The token held the key, and the release was carried out.
+    NOT_OURS = "not_ours"  #: The token didn't hold the key.
+    DUPLICATE = "duplicate"  #: Another delivery of the same attempt holds the key.
+    DONE = "done"  #: Another delivery has ended this attempt, according to its completion record.
 
 
-#: The reply to the renewal of one lease. None means renewed, UNREACHABLE that the store can't
-#: answer for the lease now, and DYING that the worker parent has announced this process's end.
+#: The reply to the renewal of one lease. None means that the lease was renewed. UNREACHABLE means
+#: that the store can't answer for the lease now. DYING means that the worker parent has announced
+#: the end of this process.
 Renewal: TypeAlias = LossReason | None
 RENEWED: Final = None
 
@@ -60,33 +61,36 @@ ARGUMENTS_FOR: Final = 7 * 86400.0
 
 
 class Authorization(StrEnum):
-    """The reply to a leader that asks to send a scheduled run; the script's reply is the value."""
+    """The reply to a leader that asks to send a scheduled run.
 
-    AUTHORIZED = "permitted"  #: the leader sends the run
-    DEPOSED = "deposed"  #: its token does not lead any more
-    CHANGED = "changed"  #: the entry's last run is not the expected one
+    The Redis script sends the value.
+    """
+
+    AUTHORIZED = "permitted"  #: The leader sends the run.
+    DEPOSED = "deposed"  #: The token isn't the leader's any more.
+    CHANGED = "changed"  #: The entry's last run isn't the expected one.
 
 
 class CompletionState(StrEnum):
-    """The state of an attempt in its completion record; the store holds the letter."""
+    """The state of an attempt in its completion record. The store keeps the letter."""
 
-    WAITING = "-"  #: requeued; only the newest copy counts
-    FINISHING = "f"  #: the task has ended, its callbacks are being sent
-    DONE = "d"  #: the outcome is final and stored
+    WAITING = "-"  #: The attempt was requeued. Only its newest copy counts.
+    FINISHING = "f"  #: The task has ended, and its callbacks are being sent.
+    DONE = "d"  #: The outcome is final and stored.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimChange:
     """A change of the claim that a task holds under its name (``Token.call_id``).
 
-    The claim of another task is never changed. An expired claim is created again only together with
-    a lease: by a grant or a release.
+    The claim of another task is never changed. Only the grant or the release of a lease creates an
+    expired claim again.
 
     Attributes:
         key: The claim's key, in the shard of the lease's key.
         phase: The new phase. None frees the claim.
         ttl: The new ttl in seconds.
-        arguments: The key of the message's newest arguments. It's empty if there is none. A grant
+        arguments: The key of the message's newest arguments. It's empty if there are none. A grant
             returns the arguments. Any other request deletes them together with the change, because
             the message has ended.
     """
@@ -106,20 +110,21 @@ CLAIM_NOT_CHANGED: Final = (
 
 @dataclass(slots=True, kw_only=True)
 class ClaimRequest:
-    """A request to publish: a claim for a message that is about to be sent.
+    """A request to claim a key for a message that is about to be sent.
 
     Attributes:
         key: The claim's key.
         token: The token of the message's first delivery. Only the task in it counts.
         holder: The caller.
         ttl: Seconds until the claim expires if the message is never processed.
-        instead_of: The name of the task whose stale claim is taken over. It's empty if none is.
+        instead_of: The name of the task whose stale claim this request takes over. It's empty if
+            there is none.
         prolongs: Whether the message's own, existing claim gets ``ttl`` again.
-        wants_ttl: Whether the reply must contain the ttl of an existing claim. If not, it may be
-            nan.
+        wants_ttl: Whether the reply must contain the ttl of an existing claim. If False, the ttl
+            may be nan.
         arguments: The key at which later calls may replace the message's arguments. It's empty if
             they can't be replaced. The key expires with the claim. If a call replaces the arguments
-            or the message arrives, it's kept for `ARGUMENTS_FOR` seconds instead.
+            or the message arrives, the key is kept for `ARGUMENTS_FOR` seconds instead.
         due_in: Seconds until the message may start, by the store's clock. Set it only with
             ``arguments``.
     """
@@ -138,9 +143,9 @@ class ClaimRequest:
 class Replaced(Enum):
     """The reply to a call that replaces the arguments of a queued message."""
 
-    YES = auto()  #: the arguments were replaced
-    NOT_QUEUED = auto()  #: the claim is gone, or another task's, or its task runs
-    FIXED = auto()  #: the arguments of this message can't be replaced
+    YES = auto()  #: The arguments were replaced.
+    NOT_QUEUED = auto()  #: The claim is gone, another task has it, or its task runs.
+    FIXED = auto()  #: The arguments of this message can't be replaced.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +157,10 @@ class ReplaceArguments:
         call_id: The call that must have the claim (``Token.call_id``).
         key: The key of the message's arguments.
         arguments: The new arguments.
-        ttl: Seconds.
+        ttl: How long the store keeps the arguments, in seconds.
         due_in: Seconds from now until the message may start.
         due_max: Seconds from the claim of the message until it may start in any case. None means
-            that there is no bound.
+            that there is no maximum.
     """
 
     claim: str
@@ -172,27 +177,27 @@ class Acquire:
     """A request for a lease.
 
     Attributes:
-        slots: The keys to choose from: one, unless the policy has ``limit`` above 1.
+        slots: The keys to choose from. There is one, unless the task has a ``limit`` above 1.
         token: The token of the delivery.
         holder: The holder's description for people.
-        ttl: Seconds.
+        ttl: The ttl of the lease in seconds.
         sequence: How often this attempt was requeued. Copies older than the newest are refused.
         claim: The change of the message's claim after a grant. The claim is renewed with the lease.
         frees_claim: Whether a refusal by another task ends the message, and so frees its claim.
         refused_if_claimed: Whether the message was published next to another task's claim. While
-            that claim exists, the lease is refused as if that task held it, unless the token holds
-            the lease already or the lease is reserved for it.
-        keeps_claim: Whether a grant leaves the claim unchanged, because the grant of one of several
-            nodes does not decide yet who gets the lease.
-        wait_ttl: For how many seconds the caller counts as waiting if another token holds the key.
-            0 means that it leaves the wait queue, and None that it never joined.
-        handoff: The handoff token that woke the caller, for which the key is reserved. It's empty
-            if none did.
+            that claim exists, the lease is refused as if that task held it. It isn't refused if the
+            token already holds the lease, or if the lease is reserved for it.
+        keeps_claim: Whether a grant leaves the claim unchanged. With several nodes, the grant of
+            one node doesn't decide yet who gets the lease.
+        wait_ttl: How long the caller counts as waiting if another token holds the key, in seconds.
+            0 means that it leaves the wait queue. None means that it never joined.
+        handoff: The handoff token that woke the caller. The key is reserved for this token. It's
+            empty if none woke the caller.
     """
 
-    #: Whether the call has a place in the queue of its key (`core.call_queue`).
+    #: Whether the call belongs to the queue of its key (`core.call_queue`).
     queued: ClassVar[bool] = False
-    #: Whether the request is one of the subclasses below.
+    #: Whether the request is a `RatedAcquire` or a `QueuedAcquire`.
     is_extended: ClassVar[bool] = False
 
     slots: tuple[str, ...]
@@ -208,11 +213,11 @@ class Acquire:
     handoff: str = ""
 
     def undo(self, claim: ClaimChange | None = None) -> Release:
-        """The release of what this request may have been granted; no run has begun."""
+        """Return a release of what this request may have been granted. No run has begun."""
         return Release(keys=self.slots, token=self.token, claim=claim)
 
     def again(self, nonce: str) -> Acquire:
-        """The request under another nonce, because a released token is never used again."""
+        """Return the request under another nonce. A released token is never used again."""
         return replace(self, token=replace(self.token, nonce=nonce))
 
 
@@ -220,7 +225,7 @@ class Acquire:
 class RatedAcquire(Acquire):
     """A request for the lease of a key that has a rate. A grant counts as a start.
 
-    A repeated request for a lease that the token holds already counts once.
+    A repeated request for a lease that the token already holds doesn't count again.
     """
 
     is_extended: ClassVar = True
@@ -229,24 +234,24 @@ class RatedAcquire(Acquire):
 
 
 def rated(request: Acquire, rate: Rate) -> RatedAcquire:
-    """``request``, for a key that has this rate."""
+    """Return ``request`` for a key that has this rate."""
     given = {one.name: getattr(request, one.name) for one in fields(request)}
     return RatedAcquire(**given, rate=rate)
 
 
 @dataclass(slots=True, kw_only=True)
 class QueuedAcquire(Acquire):
-    """A request for the lease of a call of a queue.
+    """A request for the lease of a call that belongs to a queue.
 
-    A refusal may also have the relation QUEUED, UNQUEUED or LOST. A ``claim`` has no
-    ``arguments``: the message of a call that waits is in the store.
+    A refusal may also have the relation QUEUED, UNQUEUED or LOST. A ``claim`` has no ``arguments``,
+    because the store has the message of a call that waits.
 
     Attributes:
         late: Whether the call's messages are acknowledged late.
         most_begins: How many runs one message may begin. None means that there is no limit.
-        asked: The nonces of earlier requests that had no reply, from this delivery or from one that
-            was requeued as this one. No run began under a grant to these nonces.
-        rate: The rate of the key, or None if it has none.
+        asked: The nonces of earlier requests that got no reply. They come from this delivery, or
+            from one that was requeued as this one. No run began under a grant to these nonces.
+        rate: The rate of the key. None if it has none.
         limit: How many calls may run at a time. None means as many as there are ``slots``.
     """
 
@@ -260,11 +265,14 @@ class QueuedAcquire(Acquire):
     limit: int | None = None
 
     def undo(self, claim: ClaimChange | None = None) -> Release:
-        """As that of `Acquire`; the call keeps its place."""
+        """Return a release, as `Acquire.undo` does. The call stays in the queue."""
         return QueuedRelease(keys=self.slots, token=self.token, claim=claim, has_begun=False)
 
     def again(self, nonce: str) -> Acquire:
-        """As that of `Acquire`; the request names the former nonce."""
+        """Return the request under another nonce, as `Acquire.again` does.
+
+        The new request has the former nonce in ``asked``.
+        """
         token = replace(self.token, nonce=nonce)
         return replace(self, token=token, asked=(*self.asked, self.token.nonce))
 
@@ -276,12 +284,12 @@ def rate_of(request: Acquire) -> Rate | None:
 
 @dataclass(slots=True, kw_only=True)
 class Granted:
-    """The reply to an acquire: a lease.
+    """The reply to an acquire that was granted.
 
     Attributes:
         key: The chosen slot.
-        fence: The fencing token. It's None if the store, or a ``limit`` above 1, gives none.
-        ttl: Seconds, if the store keeps the lease shorter than requested; else None.
+        fence: The fencing token. None if the store gives none, or if ``limit`` is above 1.
+        ttl: The ttl in seconds if the store keeps the lease shorter than requested. Otherwise None.
     """
 
     key: str
@@ -294,8 +302,8 @@ class GrantedArguments(Granted):
     """The reply to an acquire whose claim names ``arguments``.
 
     Attributes:
-        arguments: The newest arguments. They're empty if no call has replaced those of the message,
-            and None if the store doesn't have them.
+        arguments: The newest arguments. They're empty if no call has replaced the arguments of the
+            message. None if the store doesn't have them.
     """
 
     arguments: bytes | None
@@ -303,10 +311,10 @@ class GrantedArguments(Granted):
 
 @dataclass(slots=True, kw_only=True)
 class GrantedInTurn(Granted):
-    """The reply to the acquire of a call of a queue, if another call may begin now.
+    """The reply to the acquire of a call in a queue, if another call may begin now.
 
     Attributes:
-        following: That call. Its message is to be published.
+        following: The other call. The client publishes its message.
     """
 
     following: Hint
@@ -319,13 +327,16 @@ class Refused:
     Attributes:
         relation: How the token relates to what the store has.
         record: The record of the key, if the store could read it.
-        others: The records of the other slots, if the request named several and other tasks hold
-            them all. With more than eight slots, a store may give only the leases that expire
-            first. The lease of a dead process becomes one of these, because it is not renewed.
-        due_in: Seconds until the message may start; set only if the relation is NOT_DUE or RATE.
-        hint: The message of this call, to be published for the time that ``due_in`` says. None if
-            the call isn't in the queue of the key. Set only if the relation is RATE.
-        pause: What keeps the call from starting; set only if the relation is PAUSED.
+        others: The records of the other slots, if the request named several slots and other tasks
+            hold them all. With more than eight slots, a store may return only the leases that
+            expire first. The lease of a dead process becomes one of these, because nobody renews
+            it.
+        due_in: Seconds until the message may start. It's set only if the relation is NOT_DUE or
+            RATE.
+        hint: The message of this call, which the client publishes with a delay of ``due_in``
+            seconds. None if the call isn't in the queue of the key. It's set only if the relation
+            is RATE.
+        pause: The pause that keeps the call from starting. It's set only if the relation is PAUSED.
     """
 
     relation: Relation
@@ -337,7 +348,10 @@ class Refused:
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds until the key's pause ends, or its rate lets a call start. None if unknown."""
+        """Seconds until the key's pause ends, or until its rate lets a call start.
+
+        None if the time is unknown.
+        """
         if self.relation is Relation.RATE:
             return self.due_in
         return self.pause.left if self.relation is Relation.PAUSED else None
@@ -349,15 +363,18 @@ class Refused:
 
     @property
     def known_holder(self) -> Holder:
-        """The :attr:`holder`, which is empty if no holder has refused the call."""
+        """The :attr:`holder`. It's empty if no holder has refused the call."""
         return Holder() if self.relation in _WITHOUT_HOLDER else self.holder
 
     def holder_for_error(self) -> dict[str, Any]:
-        """The :attr:`known_holder` as plain data; an empty dict if there is none."""
+        """Return the :attr:`known_holder` as plain data.
+
+        The dict is empty if no holder has refused the call.
+        """
         return {} if self.relation in _WITHOUT_HOLDER else self.holder.for_error()
 
     def explain(self, key: str, limit: int) -> str:
-        """Why ``key`` was refused, for an error: a clause.
+        """Return a clause for an error that says why ``key`` was refused.
 
         Args:
             key: The lock key.
@@ -378,20 +395,21 @@ class Release:
     """A request to delete the key that a token holds, or to turn it into another kind.
 
     Attributes:
-        keys: The lease's key. If the call is in a queue, or the outcome of the acquire is unknown,
-            all slots.
+        keys: The lease's key. If the call is in a queue, or if the outcome of the acquire is
+            unknown, these are all slots.
         token: The token that must hold the key.
         become: The new kind of the key. None deletes the key.
-        become_ttl: Seconds that the new kind stays.
+        become_ttl: How long the new kind stays, in seconds.
         next_token: The token that a reservation is for.
-        completion: The new completion record of the token's attempt, unless a duplicate delivery
-            holds the key or has finished.
-        completion_ttl: Seconds.
+        completion: The new state in the completion record of the token's attempt. It isn't stored
+            if a duplicate delivery has finished. If a duplicate delivery holds the key, only DONE
+            is stored.
+        completion_ttl: How long the store keeps the completion record, in seconds.
         claim: The change of the message's claim, unless a duplicate delivery has the key. If the
             key was lost or is dying, the claim can only be freed.
     """
 
-    #: Whether the call has a place in the queue of its key (`core.call_queue`).
+    #: Whether the call belongs to the queue of its key (`core.call_queue`).
     queued: ClassVar[bool] = False
 
     keys: tuple[str, ...]
@@ -407,26 +425,32 @@ class Release:
     def of(
         cls, lease: Lease, claim: ClaimChange | None = None, *, min_hold: float = 0.0
     ) -> Release:
-        """Free the key, or keep it in cooldown until ``min_hold`` seconds after its acquisition."""
+        """Return a release that frees the key, or that keeps it in cooldown.
+
+        The cooldown ends ``min_hold`` seconds after the lease was acquired.
+        """
         release = cls(keys=(lease.key,), token=lease.token, claim=claim)
         if min_hold and (left := min_hold - (lease.clock.now() - lease.acquired_at)) > 0:
             release.become, release.become_ttl = Kind.COOLING, left
         return release
 
     def reserve(self, seconds: float) -> None:
-        """Reserve the key for the next attempt instead, but not shorter than its cooldown."""
+        """Reserve the key for the next attempt instead.
+
+        The reservation lasts ``seconds`` seconds, but not shorter than the key's cooldown.
+        """
         self.become, self.become_ttl = Kind.RESERVED, max(seconds, self.become_ttl)
         self.next_token = self.token.next_attempt()
 
 
 @dataclass(slots=True, kw_only=True)
 class QueuedRelease(Release):
-    """A release of the lease of a call of a queue.
+    """A release of the lease of a call in a queue.
 
     Attributes:
-        ended_ttl: For how many seconds the store remembers that the call has ended. None means that
+        ended_ttl: How long the store remembers that the call has ended, in seconds. None means that
             the call goes on.
-        due_in: If it goes on, seconds until its next message is due.
+        due_in: Seconds until the call's next message is due, if the call goes on.
         has_begun: Whether a run has begun under the lease.
         may_return_from: The retry count of the earliest attempt that may still arrive at this key
             although the call doesn't go on. None means that the call has ended.
@@ -449,8 +473,8 @@ class Mark:
         token: The token of the delivery.
         state: The new state, unless a higher one is stored.
         sequence: How often the attempt was requeued.
-        ttl: Seconds.
-        claim: The change of the message's claim, if the claim stands and the attempt isn't done.
+        ttl: How long the store keeps the record, in seconds.
+        claim: The change of the message's claim, if the claim exists and the attempt isn't done.
     """
 
     key: str
@@ -463,12 +487,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewestCall:
-    """A call in the order in which the calls for one key were made.
+    """A call and its time, which puts the calls for one key in order.
 
     Attributes:
         call_id: The call (``Token.call_id``).
-        called_at: The time of the call in seconds since the epoch, on the caller's clock. None is
-            replaced by the time at which the call is registered.
+        called_at: The time of the call on the caller's clock, in seconds since the epoch. None
+            means that the store uses the time at which the call is registered.
     """
 
     call_id: str
@@ -480,7 +504,10 @@ class NewestCall:
         return Token.task_id_of(self.call_id)
 
     def is_newer_than(self, other: NewestCall) -> bool:
-        """Whether this is another call, made later. Of two at the same time, one is the newer."""
+        """Return whether this is another call that was made later.
+
+        If two calls were made at the same time, one of them counts as newer.
+        """
         if self.call_id == other.call_id or self.called_at is None or other.called_at is None:
             return False
         return (self.called_at, self.call_id) > (other.called_at, other.call_id)
@@ -494,9 +521,9 @@ class AuthorizeRun:
         leader: The key of the leader's lease.
         token: The leader's token.
         entry: The key of the entry's last run, in the same shard.
-        expected: The last run that must be stored. None means that none must be stored.
-        new: The last run to store. It is unique, so that a repeated request is recognized.
-        ttl: Seconds.
+        expected: The last run that must be stored. None means that none may be stored.
+        new: The last run to store. It's unique, so that the store recognizes a repeated request.
+        ttl: How long the store keeps the last run, in seconds.
     """
 
     leader: str
@@ -509,13 +536,14 @@ class AuthorizeRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The remains of a lease in the store after its end.
+    """What the store still has of a lease after its end.
 
     Attributes:
-        record: The content of the lease's key now, or None if the key doesn't exist.
-        fence: The last fence granted in the key's shard. It's 0 if there is none, and None if the
+        record: The record at the lease's key now. None if the key doesn't exist.
+        fence: The last fence granted in the key's shard. It's 0 if there is none. None if the
             fences of this store can't prove a loss.
-        now: Seconds since the epoch, on the clock whose time in microseconds is the fence.
+        now: The current time in seconds since the epoch. The fence is a time in microseconds on the
+            same clock.
     """
 
     record: Record | None
