@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from docutils import nodes
+from sphinx import addnodes
 
 from celery_singleton_lock import __version__
 from celery_singleton_lock.errors import DOCS
@@ -44,6 +45,7 @@ autodoc_member_order = "bysource"
 toc_object_entries_show_parents = "hide"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "all"
+autodoc_type_aliases = {"holds.hold": "celery_singleton_lock.hold"}
 
 # `-n` reports every reference without a target. Those to other projects have none: an inventory of
 # theirs would have to be downloaded. Type variables have none either.
@@ -103,15 +105,37 @@ def _link_pictures(app: Any, doctree: Any) -> None:
             picture["classes"].append("drawing" if drawn else "plot")
 
 
-def _omit_none(app: Any, domain: str, kind: str, content: Any) -> None:
-    """Leave out "Return type: None", which says nothing."""
-    for field in list(content.findall(nodes.field)):
-        if [part.astext() for part in field.children] == ["rtype", "None"]:
-            field.parent.remove(field)
+_ANYTHING: Final = {"Any", "~typing.Any", "~typing.~P", "P.args", "P.kwargs"}
+
+
+def _omit_empty(app: Any, domain: str, kind: str, content: Any) -> None:
+    """Leave out what autodoc adds to a docstring and what says nothing.
+
+    That is a parameter without a description if it can be anything, or if others are described (or
+    attributes, in a class); and the return type of what returns nothing or is a context manager.
+    """
+    lists = [part for part in content if isinstance(part, nodes.field_list)]
+    found = [{field[0].astext(): field for field in one} for one in lists]
+    is_described = any(
+        name.startswith("param ") and field[1].astext()
+        for one in found
+        for name, field in one.items()
+    ) or (kind in ("class", "exception") and any(content.findall(addnodes.desc)))
+    yields = any("Yields" in one for one in found)
+    for one in found:
+        for name in [name for name in one if name.startswith("param ")]:
+            type_ = one[f"type {name[6:]}"]
+            if not one[name][1].astext() and (is_described or type_[1].astext() in _ANYTHING):
+                type_.parent.remove(type_)
+                one[name].parent.remove(one[name])
+        if "rtype" in one and (yields or one["rtype"][1].astext() in ("None", *_ANYTHING)):
+            one["rtype"].parent.remove(one["rtype"])
+    for empty in [one for one in lists if not len(one)]:
+        content.remove(empty)
 
 
 def setup(app: Any) -> None:
-    app.connect("object-description-transform", _omit_none, priority=900)
+    app.connect("object-description-transform", _omit_empty, priority=900)
     app.connect("source-read", _read)
     app.connect("doctree-read", _link_pictures)
     app.connect("html-page-context", _finish)

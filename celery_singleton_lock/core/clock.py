@@ -20,16 +20,16 @@ class Clock(Protocol):
     """A source of time: `SystemClock`, or ``testing.ManualClock`` in tests."""
 
     def now(self) -> float:
-        """Seconds on a clock that is never set; comparable within one host only."""
+        """Return the seconds on a clock that is never set. Compare them within one host only."""
 
     def wall(self) -> float:
-        """Seconds since the epoch; for records and messages that cross hosts."""
+        """Return the seconds since the epoch, for records and messages that cross hosts."""
 
     def sleep(self, seconds: float) -> None:
         """Block this thread (or greenlet) for ``seconds``."""
 
     async def pause(self, seconds: float) -> None:
-        """Suspend this coroutine of asyncio for ``seconds``."""
+        """Suspend this asyncio coroutine for ``seconds``."""
 
 
 class SystemClock:

@@ -150,18 +150,30 @@ class Token:
 class Holder:
     """A description of the holder, for people and for the proof that its process is dead.
 
-    It's stored next to the token. The store never compares it.
+    It's stored next to the token. The store never compares it. All times are in seconds since the
+    epoch.
+
+    Attributes:
+        task: The task's name. It's empty for a ``hold()``.
+        task_id: The task's id, or the id of the ``hold()``.
+        worker: The worker's name, or the host's outside of workers.
+        pid: The process id.
+        since: When the key was acquired, or the claimed call was sent.
+        first_try: When a requeued call was first tried. 0 means ``since``.
+        expires: When the message of a claim expires. 0 means never.
+        process: What proves the death of the process on its host. If it's empty, nothing does.
+        ttl: The ``ttl`` that the call has set, in seconds. 0 means that of the task.
     """
 
     task: str = ""
     task_id: str = ""
     worker: str = ""
     pid: int = 0
-    since: float = 0.0  # seconds since the epoch
-    first_try: float = 0.0  # of a call that was requeued, seconds since the epoch; 0.0: `since`
-    expires: float = 0.0  # of a claim: expiry of its message, seconds since the epoch; 0.0: never
-    process: str = ""  # see process.py; empty: its death can't be proven
-    ttl: float = 0.0  # of a lease whose call sets it, in seconds; 0.0: that of the task
+    since: float = 0.0
+    first_try: float = 0.0
+    expires: float = 0.0
+    process: str = ""  # see process.py
+    ttl: float = 0.0
 
     def to_json(self, known_id: str = "") -> str:
         """Return the JSON that :meth:`from_json` reads, without a task id that equals ``known_id``.
@@ -214,15 +226,25 @@ class Holder:
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Record:
-    """The content of one key, for people and for a release by the worker parent."""
+    """The content of one key, for people and for a release by the worker parent.
+
+    Attributes:
+        key: The full key.
+        kind: What the key holds, such as a lease or a claim.
+        token: The text of the token that holds it.
+        fence: The fencing token. None if there is none.
+        holder: The holder.
+        ttl: In how many seconds the key expires. It's nan if that wasn't requested.
+        phase: The state of a claim's task. None for other kinds.
+    """
 
     key: str
     kind: Kind
     token: str
     fence: int | None
     holder: Holder
-    ttl: float  # seconds left in the store; nan if they were not requested
-    phase: Phase | None = None  # of a claim
+    ttl: float
+    phase: Phase | None = None
 
     @classmethod
     def parse(cls, key: str, value: str, ttl: float) -> Record:

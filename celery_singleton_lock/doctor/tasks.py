@@ -15,7 +15,7 @@ from .context import Context, Findings, error, note, ok, warning
 
 _KILLED_PAGE: Final = f"{DOCS}how-to/killed.html"
 _UNREACHABLE_PAGE: Final = (
-    f"{DOCS}how-to/deploy.html#a-shutdown-while-the-redis-broker-is-unreachable"
+    f"{DOCS}troubleshooting.html#a-worker-doesnt-stop-while-its-redis-broker-is-unreachable"
 )
 # kombu's transports that connect to a Redis server, by the scheme of the broker's URL.
 _REDIS_BROKERS: Final = {"redis", "rediss", "valkey", "valkeys", "sentinel", "sentinels"}

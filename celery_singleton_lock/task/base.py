@@ -262,8 +262,11 @@ class SingletonTask(_Base[P, R]):
     ) -> AsyncResult[R]:
         """Call the task, as Celery's ``apply_async`` does, with options for this call only.
 
-        Set them with ``singleton={"ttl": 600}``. ``singleton=False`` sends the call even if
-        ``unique`` would make it a duplicate. The lock applies in any case.
+        All other arguments are Celery's.
+
+        Args:
+            singleton: Options of the lock, such as ``{"ttl": 600}``. False sends the call even if
+                ``unique`` would make it a duplicate, and the lock still applies.
 
         Raises:
             DuplicateTask: An equal call is queued or running, and ``on_duplicate`` is ``"raise"``.

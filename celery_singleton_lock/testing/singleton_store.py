@@ -78,6 +78,9 @@ class SingletonStore:
 def hold_lock(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[Lease]:
     """Hold the key of ``task.delay(*args, **kwargs)`` as another worker would, with the task's ttl.
 
+    Yields:
+        The lease.
+
     Raises:
         LockConflict: The key is held already.
         LockKeyError: The task's key function returns None for these arguments: they have no lock.

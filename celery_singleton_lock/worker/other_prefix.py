@@ -23,7 +23,7 @@ from ..errors import DOCS, StoreError
 from ..runtime import Runtime, singleton_tasks
 
 #: Where the documentation says what a change of the prefix means.
-PAGE: Final = f"{DOCS}how-to/deploy.html#change-the-prefix"
+PAGE: Final = f"{DOCS}how-to/change.html#change-the-prefix"
 # Seconds. Workers of another prefix that have taken no lease for so long are gone.
 _FRESH: Final = 86400.0
 # Seconds that the search for keys may delay the start of a worker.
