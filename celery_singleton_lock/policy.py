@@ -125,6 +125,7 @@ class Policy:
 class CallOptions(TypedDict, total=False):
     """The options that you can set for one call: ``apply_async(singleton={...})``.
 
+    An option that you leave out keeps the task's value. The defaults below are those of a task.
     Only a task can set ``on_conflict`` to ``"queue"`` or ``"cancel_running"``. A call that does is
     refused.
     """

@@ -49,7 +49,7 @@ autodoc_type_aliases = {"holds.hold": "celery_singleton_lock.hold"}
 
 # `-n` reports every reference without a target. Those to other projects have none: an inventory of
 # theirs would have to be downloaded. Type variables have none either.
-nitpick_ignore_regex: Final = [(r"py:.*", r"(?!celery_singleton_lock\.).*|.*\.[A-Z]")]
+nitpick_ignore_regex: Final = [(r"py:.*", r"(?!celery_singleton_lock\.).*|.*\.([A-Z]|Reply)")]
 
 
 _README: Final = Path(__file__).parents[1] / "README.md"

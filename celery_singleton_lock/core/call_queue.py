@@ -1,14 +1,15 @@
 """The queue of a key, whose calls begin in order, and a limit on how many of them run at a time.
 
 Overview
-    The store is the queue. Every call is in the queue from its join until it has ended, even while
-    it runs. The broker carries hints. A hint is the message of the call at the head of the queue,
-    and there's normally one for each key. A hint proves nothing. A lost hint costs a deadline, and
-    a copied hint costs a request, because the step that grants the lease decides whether it's the
-    call's turn. It's the call's turn if it's one of the first calls of the queue, as many as the
-    limit, and if all calls before it have begun. Only one call that has not begun is hinted at a
-    time: the next one. It's hinted when the call before it gets its lease, or when another call
-    ends.
+    The queue is in the store. A call is in it from its join until it has ended, even while it runs.
+
+    The broker carries only hints. A hint is the message of the call whose turn it is. It isn't
+    binding, because the step that grants the lease decides whether it's the call's turn. So a
+    lost hint only delays the call until a sweep, and a second copy only costs a request.
+
+    It's a call's turn if fewer calls than the limit are before it in the queue, and all of them
+    have begun. Only one call that hasn't begun is hinted at a time. It's hinted when the call
+    before it gets its lease, or when another call ends.
 
 Guarantees
     Each operation is one atomic step. A call stays in the queue, in order, until it ends or is
@@ -22,9 +23,10 @@ State model of a call::
                          |                +--release, sweep--+
                          +--join of its next message---------+
 
+Lost calls
     If a call has begun and its lease has ended, a sweep hints the call again. If its messages are
     acknowledged early and no newer message has joined, it becomes overdue instead. The next sweep,
-    five seconds later, treats it as lost: the call leaves the queue and never begins again. In
+    five seconds later, treats it as lost, so the call leaves the queue and never begins again. In
     these seconds, a client whose acquire got no reply may still release the call, because it knows
     that it began no run. If one message has begun as many runs as it may, the call leaves at the
     next acquire, and a sweep ends it as lost.
@@ -266,7 +268,7 @@ class CallQueue(ABC):
         perhaps: bool = False,
         returns: str = "",
     ) -> None:
-        """Have a sweep check the calls of ``key`` that may run, or one call of ``key``.
+        """Schedule a sweep that checks the calls of ``key`` that may run, or only one call.
 
         The sweep comes after at most ``seconds`` seconds. This doesn't delay the result of a call
         that is lost or cancelled.

@@ -84,12 +84,12 @@ class LossReason(StrEnum):
     REPLACED = "replaced"  #: Another holder had the key.
     UNREACHABLE = "unreachable"  #: The store didn't reply until the deadline.
     OPERATOR = "operator"  #: An operator released the key.
-    DYING = "dying"  #: The worker parent has announced the end of this process, and reports it.
+    DYING = "dying"  #: The worker parent ends this process, and reports the loss.
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Token:
-    """The name of one grant: the task, the number of the attempt, and the nonce of the delivery.
+    """The name of a request for a key: its task, the number of the attempt, and a nonce.
 
     A renewal and a release compare the whole token. An acquire compares two tokens to find out how
     an arriving delivery relates to the holder. ``call`` distinguishes two calls with the same task

@@ -1,9 +1,9 @@
 """The parts of a store, and the base class `Store`.
 
-An operation returns its expected outcomes. It raises StoreUnavailable if no reply came. Then it may
-or may not have taken effect. It raises StoreError if the store refused it. Every operation is
-idempotent for its token, so a client may repeat it after a lost reply. `core.store_requests` has
-the requests and replies.
+An operation returns its reply, even if the reply is that another call holds the key. If no reply
+comes, it raises StoreUnavailable, and may or may not have taken effect. If the server refuses the
+request, it raises StoreError. Every operation is idempotent for its token, so a client may repeat
+it after a lost reply. `core.store_requests` has the requests and replies.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ class Capabilities:
     Attributes:
         fence: Whether grants have fencing tokens.
         name: The store's name in messages.
-        trusted: The share of a ttl for which a client may trust its lease after a reply. The client
-            counts from when it sent the request. The share is below 1 if the store may count the
-            ttl from an earlier heartbeat.
+        trusted: The part of its ttl for which a client may trust a lease, counted from when it sent
+            the request. It's below 1 if the store may count the ttl from an earlier heartbeat.
         min_ttl: The shortest ttl in seconds. Workers and Beat refuse a shorter one.
         max_limit: The largest ``limit`` whose slots the store can examine in one step. None means
             that there is no maximum.

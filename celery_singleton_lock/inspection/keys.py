@@ -137,7 +137,7 @@ class HeldKey:
 
     @property
     def is_claim(self) -> bool:
-        """Whether this is the claim of a message, which does not prevent a run."""
+        """Whether this is only the claim of a message. A claim doesn't prevent a run."""
         return self.phase is not None
 
 
@@ -232,16 +232,16 @@ def held_keys(
     Args:
         app: The app.
         conditions: Which keys to list. By default all.
-        sort: The order. All but ``KEY`` read all keys before the first is returned.
+        sort: The order. Except with ``KEY``, all keys are read before the first is returned.
         counts_waiting: True counts the waiting clients of each key.
         counts_calls: True counts the calls in the queue of each key, and also lists free keys with
             such calls.
-        report: Is called with each key that another program wrote under the app's prefix, and the
-            problem with it.
+        report: A function that gets each key that another program wrote under the app's prefix,
+            and the problem with it.
 
     Raises:
         StoreError: The store refused the request, or can't be reached.
-        SingletonLockError: You ask for waiting clients, but the store doesn't know them.
+        SingletonLockError: You set ``counts_waiting``, but the store can't count them.
     """
     runtime, conditions = Runtime.of(app), conditions or Filter()
     records = operators_of(runtime.store).survey(
@@ -319,8 +319,8 @@ def release(app: Celery, key: str, token: str | None, *, reason: str = "", user:
     Args:
         app: The app.
         key: The full key, as in ``HeldKey.key``.
-        token: The token of the holder that you saw (``HeldKey.token``). Another holder keeps the
-            key. None releases the key from any holder.
+        token: The token of the holder that you saw (``HeldKey.token``). If another holder has the
+            key by now, it isn't released. None releases the key from any holder.
         reason: Why you release it, for the holder's log and error; cut to 500 characters.
         user: Who releases it. By default the login of this process.
 

@@ -98,9 +98,10 @@ def pause(
     """Stop new calls of a key, or of a whole scope, from starting until you resume it.
 
     Running calls go on. New calls wait in the queue of their key, whatever their ``on_conflict``
-    (those with ``debounce`` or ``on_duplicate="replace"`` are requeued). When the pause ends, they
-    run in the order in which they arrived, within ``limit`` and ``rate``. Without a ``duration``,
-    the pause lasts until ``resume()``.
+    (those with ``debounce`` or ``on_duplicate="replace"`` are requeued). When the pause ends, the
+    waiting calls run in the order in which they arrived, within ``limit`` and ``rate``. Calls that
+    arrive later may overtake them, except with ``on_conflict="queue"``. Without a ``duration``, the
+    pause lasts until ``resume()``.
 
     Example, in a task whose partner answers with 429::
 

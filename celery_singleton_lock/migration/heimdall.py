@@ -47,7 +47,9 @@ class AlreadyQueuedError(Exception):
 
 
 class HeimdallTask(Bridge):
-    """``@app.task(base=HeimdallTask, heimdall={"unique": True, "unique_timeout": 60})``.
+    """The compatibility class for celery-heimdall's ``HeimdallTask``.
+
+    Write ``@app.task(base=HeimdallTask, heimdall={"unique": True, "unique_timeout": 60})``.
 
     Attributes:
         heimdall: celery-heimdall's options; ``unique`` must be among them.

@@ -30,7 +30,9 @@ class AlreadyQueued(Exception):
 
 
 class QueueOnce(Bridge):
-    """``@app.task(base=QueueOnce, once={"keys": [...], "graceful": True, "timeout": 60})``.
+    """The compatibility class for celery-once's ``QueueOnce``.
+
+    Write ``@app.task(base=QueueOnce, once={"keys": [...], "graceful": True, "timeout": 60})``.
 
     Attributes:
         once: celery-once's options.

@@ -29,13 +29,16 @@ class DuplicateTaskError(Exception):
 
 
 class Singleton(Bridge):
-    """``@app.task(base=Singleton, unique_on=["user_id"], lock_expiry=60)``.
+    """The compatibility class for celery-singleton's ``Singleton``.
+
+    Write ``@app.task(base=Singleton, unique_on=["user_id"], lock_expiry=60)``.
 
     Attributes:
         unique_on: The arguments that make calls equal. By default all.
         raise_on_duplicate: Whether a duplicate raises an error. By default the setting decides.
         lock_expiry: In how many seconds a claim expires. By default ``singleton_lock_expiry``.
-            Without either, an old key never expires, and a claim of ours after a day.
+            Without either, celery-singleton's key never expires, and this library's claim expires
+            after a day.
     """
 
     abstract = True

@@ -22,7 +22,8 @@ class Queue(OnConflict):
     """Run the calls of a key in order, ``limit`` at a time. Waiting calls need no worker.
 
     Args:
-        max_waiting: How many calls of a key may be in its queue. One more raises QueueFull.
+        max_waiting: How many calls of a key may be in its queue, including those that run. One more
+            raises QueueFull.
         max_crashes: How often the process may die while it runs the call. Then the call fails with
             WorkerLostError, and the next one runs. None sets no limit.
     """

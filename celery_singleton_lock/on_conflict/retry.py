@@ -15,7 +15,7 @@ class Retry(OnConflict):
     """Requeue the call until it runs, with growing delays and jitter.
 
     Args:
-        delay: The first delay, in seconds.
+        delay: The longest first delay, in seconds. The shortest is half of it.
         max_delay: The longest delay between two tries, in seconds.
         max_wait: How long to try, in seconds from the first conflict. Then the call fails with
             LockConflict. By default it's tried until it runs.

@@ -78,7 +78,7 @@ class Conflict:
 
 
 class OnConflict:
-    """What a call does when another call holds its key, with the options of that choice.
+    """What a call does when another call holds its key, and the details of how it does that.
 
     A plain string, such as ``on_conflict="retry"``, is the same choice with its default options.
     ``"skip"``, ``"revoke"`` and ``"raise"`` have no options. To set those of the others, use

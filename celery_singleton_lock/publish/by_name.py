@@ -52,9 +52,9 @@ def claim_and_send(
         kwargs: Keyword arguments.
         singleton: Options of this call, as for ``apply_async``. They must set ``unique``.
         key: The key without the scope, as for :func:`hold`: ``"account:42"`` for a task with
-            ``key="account:{account_id}"``. Calls from code that has the task then count as equal
-            too. By default the key is made of all arguments as you write them, so only calls that
-            are written alike are equal.
+            ``key="account:{account_id}"``. It makes this call equal to calls from code that has
+            the task. By default the key is made of all arguments as you write them, so two calls
+            are equal only if you write them in the same way.
         scope: The task's ``scope``, if it has one and isn't registered in the app.
         **options: Celery's options of ``send_task``.
 

@@ -64,7 +64,13 @@ _LAST_RUN: Final = "t "
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The state of one attempt, kept next to its lease."""
+    """The completion record of one attempt. Its key is next to that of the lease.
+
+    Attributes:
+        state: Whether the attempt is done, is about to be, or was requeued.
+        sequence: How often the attempt was requeued.
+        nonce: The nonce of the delivery that wrote the record.
+    """
 
     state: CompletionState
     sequence: int
@@ -80,13 +86,13 @@ SomeValue = TypeVar("SomeValue", Completion, str)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The value of a key and its lifetime.
+    """The value of a key, and when it expires.
 
     Attributes:
-        value: The content.
-        ttl: Seconds left; for a new entry, the seconds that it gets.
-        renewed: Whether the entry lives as long as its holder's heartbeat. Otherwise it expires
-            ``ttl`` seconds from now.
+        value: The value. Only ``format_value`` and ``parse_value`` need to know what it is.
+        ttl: In how many seconds the entry expires.
+        renewed: Whether its holder's heartbeat renews the entry. A server that ties entries to a
+            session or a lease can use it. Other stores can ignore it.
     """
 
     value: Value
@@ -119,8 +125,8 @@ class Draft:
     """The entries that a transition reads, and the changes that it decides on.
 
     Attributes:
-        entries: The entries that were read; a key without an entry is free.
-        changes: The entry to write for each changed key; None: delete the key.
+        entries: The entries that the store has read. A key without an entry is free.
+        changes: The entry to write for each changed key. None means that the key is deleted.
         read: The keys that the decision depends on.
     """
 
@@ -238,10 +244,10 @@ class Transition(Generic[Reply]):
 
     Attributes:
         keys: The keys to read.
-        decide: Returns the reply and puts the changes into the draft. It reads no clock: the ttl of
-            an entry is the number of seconds from now.
-        likely_free: One of the keys. If it is free, the other keys are most likely free too, so a
-            store may try the write before it reads. Empty: the store has to read first.
+        decide: A function that puts the changes into a draft and returns the reply. It may be
+            called again with a new draft, for example after another client's write.
+        likely_free: One of the keys, or empty. If that key is free, the others most likely are too.
+            So a store may try its write before it reads.
     """
 
     keys: tuple[str, ...]
@@ -250,10 +256,10 @@ class Transition(Generic[Reply]):
 
 
 class TransitionStore(Store, ABC):
-    """A store that reads entries, applies a transition, and writes if none of them has changed.
+    """A store that carries out each operation as a transition of some entries.
 
-    A subclass implements ``capabilities``, ``transact`` and ``entries``. Its constructor calls that
-    of this class, which makes the parts.
+    A subclass defines ``capabilities``, ``transact`` and ``entries``. Its constructor must call
+    that of this class, which makes the parts.
     """
 
     operators: TransitionOperators
@@ -267,15 +273,26 @@ class TransitionStore(Store, ABC):
 
     @abstractmethod
     def entries(self, pattern: str, /) -> Iterator[tuple[str, Entry]]:
-        """All entries whose keys match the glob ``pattern``, sorted by key; not a snapshot."""
+        """Return all entries whose keys match the glob ``pattern``, sorted by key.
+
+        The result need not be a snapshot.
+        """
 
     @abstractmethod
     def transact(self, transition: Transition[Reply], timeout: float) -> tuple[Reply, int]:
-        """Apply ``transition`` atomically.
+        """Apply ``transition`` in one atomic step.
+
+        Args:
+            transition: The operation.
+            timeout: How many seconds it may take.
 
         Returns:
-            The transition's reply, and the number that the store gave to the write; 0 if nothing
-            was written. The numbers of later writes are higher.
+            The transition's reply, and the number of the write. It's 0 if nothing was written. The
+            numbers of later writes are higher.
+
+        Raises:
+            StoreUnavailable: No reply came in time. The write may have taken effect.
+            StoreError: The server refused the request.
         """
 
     def renew(self, leases: Sequence[Lease], timeout: float) -> list[Renewal]:

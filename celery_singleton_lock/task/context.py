@@ -30,7 +30,7 @@ held_lease: ContextVar[Lease | None] = ContextVar("singleton_held_lease", defaul
 
 
 def current_lease() -> Lease:
-    """Return the lease of the task or block that this code runs in; the innermost, if nested.
+    """Return the lease of the innermost task or block that this code runs in.
 
     Raises:
         NoLease: This code holds no lease. Perhaps the task was called as a plain function, or its

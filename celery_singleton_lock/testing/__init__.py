@@ -1,4 +1,4 @@
-"""Tools for your own tests: an in-memory store with a manual clock, held keys, lost leases.
+"""Tools for your own tests, which need no server.
 
 The pytest plugin of this package has the fixture ``singleton_store``, a :class:`SingletonStore`.
 """
