@@ -35,8 +35,8 @@ from .table import COLUMNS, aligned, holder_of, rows_of, shown, since_of, state_
 # The risks of a release by an operator.
 _RISKS: Final = {
     True: "Its message stays where it is, and an equal call can be published as well.",
-    False: "If its task still runs, another run may start until the holder's next heartbeat "
-    "(a third of its ttl).",
+    False: "If its holder is alive, another run may start before the holder notices, at its next "
+    "heartbeat (a third of its ttl).",
 }
 
 # json.dumps(indent=2) runs in Python. This encoder runs in C, and its separators indent a flat

@@ -127,8 +127,10 @@ class KeyMaker:
     @property
     def names_all(self) -> bool:
         """Whether calls with one key have the same arguments, as far as ``spec`` shows it."""
+        if self.spec is None or not self._signature.parameters:
+            return True
         if not isinstance(self.spec, (str, tuple)):
-            return self.spec is None
+            return False
         named = self.spec
         if isinstance(named, str):
             named = tuple(str(field) for _, field, _, _ in string.Formatter().parse(named))

@@ -258,7 +258,7 @@ def _left_key(facts: Facts, lease: HeldKey) -> _Verdict:
     else:
         message = _whereabouts(facts) or _of_dead_worker(facts)
     if not message:
-        message = ["With acks_late, its message comes back when the broker delivers it again."]
+        message = [_COMES_BACK]
     return _Verdict(Fate.LEFT, [text, free, *message], lease.key)
 
 
@@ -336,15 +336,16 @@ def _left_place(place: CallInQueue) -> _Verdict:
 
 def _behind(facts: Facts, place: CallInQueue, holder: HeldKey | None) -> _Verdict:
     """It waits for ``holder``, or for the calls before it."""
-    since, before = _ago(facts.now, place.since), facts.before
+    since, before, first = _ago(facts.now, place.since), facts.before, facts.first
     sentences = [f"It waits in the queue of {place.key}, as {_ordinal(place.position - 1)}{since}."]
     if holder is not None:
         sentences.append(f"Now {_has(facts, holder)}.")
     if before is not None and (holder is None or before.state != "running"):
         sentences.append(f"Before it is {_call(before)} ({before.state}).")
-    by_rate = holder is None and before is not None and before.starts_in > 0
-    if by_rate and before is not None:
-        sentences.append(f"The rate of the key lets that start in {before.starts_in:.1f} s.")
+    by_rate = holder is None and first is not None and first.starts_in > 0
+    if by_rate and first is not None:
+        which = "that" if first == before else f"the first of them, {_call(first)},"
+        sentences.append(f"The rate of the key lets {which} start in {first.starts_in:.1f} s.")
     return _Verdict(Fate.WAITING, sentences, place.key, _row(holder), holder, by_rate)
 
 
@@ -484,20 +485,21 @@ def _queued(facts: Facts) -> _Verdict | None:
         f"has the claim {claim.key} ({claim.phase})."
     )
     if claim.phase == "running":
-        why = "It holds no lease: its worker died, or its lease was lost. Its claim expires soon."
-    elif claim.phase == "retrying":
+        why = "It has begun, and holds no lease: its worker died, or its lease was lost."
+        back = _of_dead_worker(facts) or [_COMES_BACK]
+        return _Verdict(Fate.STARTED, [text, why, *back], claim.key)
+    if claim.phase == "retrying":
         why = "An attempt has ended, and it will be retried."
         return _Verdict(Fate.RETRYING, [text, why], claim.key)
-    else:
-        why = (
-            f"No worker that answered has it: {_or_in_queue(facts)}its message is gone (a purged "
-            f"queue). Its claim ends in {claim.ttl:.0f} s at the latest."
+    why = (
+        f"No worker that answered has it: {_or_in_queue(facts)}its message is gone (a purged "
+        f"queue). Its claim ends in {claim.ttl:.0f} s at the latest."
+    )
+    if late := overdue(claim, facts.unique_for, facts.now):
+        why += (
+            f" It is overdue by {late:.0f} s, and equal calls are answered with it. If its "
+            f"queue was purged: celery -A ... singleton release '{claim.key}'"
         )
-        if late := overdue(claim, facts.unique_for, facts.now):
-            why += (
-                f" It is overdue by {late:.0f} s, and equal calls are answered with it. If its "
-                f"queue was purged: celery -A ... singleton release '{claim.key}'"
-            )
     return _Verdict(Fate.QUEUED, [text, why], claim.key)
 
 
@@ -577,6 +579,7 @@ def _lock_of(claim: str) -> str:
 # --- remedies -------------------------------------------------------------------------------------
 
 _AGAIN: Final = "send it again if it must run"
+_COMES_BACK: Final = "With acks_late, its message comes back when the broker delivers it again."
 _REMEDIES: Final[Mapping[Fate, str]] = {
     Fate.SKIPPED: 'nothing, if that call did its work; on_conflict="retry" or "queue" runs each',
     Fate.DUPLICATE: "nothing, that call does its work; apply_async(singleton=False) has no claim",
@@ -588,7 +591,7 @@ _REMEDIES: Final[Mapping[Fate, str]] = {
         f"look for its traceback in its worker's log, then {_AGAIN}; for a killed process: "
         "acks_late=True, reject_on_worker_lost=True"
     ),
-    Fate.RUNNING: "nothing; `celery -A ... singleton show KEY` shows how long it may take",
+    Fate.RUNNING: "nothing, it is at work",
     Fate.RETRYING: "nothing, a worker that consumes its queue runs it",
     Fate.REQUEUED: "nothing, a worker that consumes its queue runs it when the key is free",
     Fate.WAITING: "nothing, it runs in its turn; if the holder hangs, restart the holder's worker",
@@ -644,6 +647,10 @@ def _against_dead_holder(facts: Facts, verdict: _Verdict) -> str:
 def _against_fate(facts: Facts, fate: Fate) -> str:
     """What to do about the fate itself; empty: nothing has to be said."""
     queue = _unserved_queue(facts)
+    if fate is Fate.STARTED and facts.claim is not None and facts.message is None:
+        does_not_come_back = facts.broker is not None and facts.broker.is_complete
+        again = _AGAIN if does_not_come_back else f"without acks_late, {_AGAIN}"
+        return f"{again}{_and_claim(facts)}"
     if fate is Fate.STARTED and facts.released is not None:
         return f"nothing; when it has been interrupted, {_AGAIN}"
     if queue and fate in (Fate.QUEUED, Fate.RETRYING, Fate.REQUEUED):
@@ -652,15 +659,30 @@ def _against_fate(facts: Facts, fate: Fate) -> str:
 
 
 def _of_left_key(facts: Facts, lease: HeldKey) -> str:
-    broker = facts.broker
-    is_found = facts.message is not None or (broker and (broker.taken_at or broker.queue))
-    if is_found:
+    broker, message = facts.broker, facts.message
+    if message is not None and (message.worker, message.pid) == (lease.worker, lease.pid):
+        return (
+            "ask again in 5 s. Until then its worker may not have noticed that its process died: "
+            "with acks_late and reject_on_worker_lost it runs again, otherwise it fails"
+        )
+    if message is not None or (broker and (broker.taken_at or broker.queue)):
         wait = "nothing, if you can wait; don't send it again, or it runs twice"
     elif broker is not None and broker.is_complete:
         wait = _AGAIN
     else:
         wait = f"nothing, if you can wait; without acks_late, {_AGAIN}"
-    return f"{wait}. To free the key at once: {_release(lease)}"
+    return f"{wait}. To free the key at once: {_release(lease)}{_and_claim(facts)}"
+
+
+def _and_claim(facts: Facts) -> str:
+    """How to end the claim of a call that has begun; empty: it has none."""
+    claim = facts.claim
+    if claim is None:
+        return ""
+    return (
+        f". Its claim keeps equal calls from being sent for another {claim.ttl:.0f} s. To end it "
+        f"at once: {_release(claim)}"
+    )
 
 
 def _check_and_release(held: HeldKey) -> str:

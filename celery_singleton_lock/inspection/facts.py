@@ -23,7 +23,7 @@ from ..core.lease import OperatorRelease, Token
 from ..core.store import operators_of
 from ..core.store_requests import CompletionState
 from ..errors import LockConflict
-from ..key_queue.inspection import CallInQueue, call_before, find_call
+from ..key_queue.inspection import CallInQueue, calls_before, find_call
 from ..key_queue.results import RESULT_TIMEOUT
 from ..message.skipped import is_skipped
 from ..message.times import done_at, utc
@@ -130,6 +130,7 @@ class Facts:
         is_revoked: Whether a worker will discard the message when it arrives.
         place: The task's call in the queue of its key; None: none is known.
         before: The call before it there.
+        first: The first call there, if that is another.
         broker: What the broker has of its message; None: it was not searched.
         served: The names of the queues that the workers that answered consume.
         processes: The ids of the processes of each worker of a holder that was asked for them, by
@@ -156,6 +157,7 @@ class Facts:
     is_revoked: bool = False
     place: CallInQueue | None = None
     before: CallInQueue | None = None
+    first: CallInQueue | None = None
     broker: InBroker | None = None
     served: tuple[str, ...] = ()
     processes: Mapping[str, frozenset[int] | None] = field(default_factory=dict)
@@ -239,6 +241,7 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
     if not result.is_final:
         place = find_call(app, task_id)
         result = _result(app, task_id)
+    first, before = calls_before(app, place) if place else (None, None)
     instead = _holder_in(result.value)
     claim = stored.claim
     facts = Facts(
@@ -259,7 +262,8 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         broker_is_silent=workers.broker_is_silent,
         is_revoked=is_revoked,
         place=place,
-        before=call_before(app, place) if place else None,
+        before=before,
+        first=first,
         visibility_timeout=runtime.settings.visibility_timeout,
         pauses=() if result.is_final else tuple(pauses_if_allowed(app)),
     )

@@ -160,11 +160,16 @@ def _calls_of(
                     yield CallInQueue.of(next(_at(queue, call), call))
 
 
-def call_before(app: Celery, call: CallInQueue) -> CallInQueue | None:
-    """The call before ``call`` in the queue; None: it is the first."""
-    if call.position == 1:
-        return None
-    found = queue_of(app).calls(call.key, first=call.position - 2, most=1, timeout=MAX_TIMEOUT)
+def calls_before(app: Celery, call: CallInQueue) -> tuple[CallInQueue | None, CallInQueue | None]:
+    """The first call of the queue and the one just before ``call``; None: ``call`` is the first."""
+    first = before = _call_at(app, call.key, 1) if call.position > 1 else None
+    if call.position > 2:
+        before = _call_at(app, call.key, call.position - 1)
+    return first, before
+
+
+def _call_at(app: Celery, key: str, position: int) -> CallInQueue | None:
+    found = queue_of(app).calls(key, first=position - 1, most=1, timeout=MAX_TIMEOUT)
     return CallInQueue.of(found[0]) if found else None
 
 

@@ -250,9 +250,9 @@ def _acquire(
             if waiter is None or left <= (reply.due_in if is_rate else 0):
                 key, limit = request.slots[0], len(request.slots)
                 waited = round(longest - left, 1) if is_rate else longest
+                tried = f"waited {waited:g} s. Give a longer wait=" if longest else "give a wait="
                 raise LockConflict(
-                    f"{reply.explain(key, limit)}; waited {waited:g} s. Give a longer wait=, or "
-                    "do the work later.",
+                    f"{reply.explain(key, limit)}; {tried}, or do the work later.",
                     key,
                     reply.holder_for_error(),
                     reply.retry_after,

@@ -76,7 +76,7 @@ def test_it_runs(stage: Stage, worker: CeleryWorker, name: str, holder: str) -> 
     assert f"on {worker.hostname} (pid {start.pid}), and holds {stage.key(name)}" in text(found)
     assert "It runs now since 20" in text(found)
     assert "Its lease was acquired or renewed" in text(found)
-    assert found.sentences[-1].startswith("To do: nothing;")
+    assert found.sentences[-1] == "To do: nothing, it is at work."
 
 
 def test_it_was_skipped(stage: Stage, worker: CeleryWorker, name: str, holder: str) -> None:

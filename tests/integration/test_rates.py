@@ -98,7 +98,7 @@ def test_operators_see_when_the_next_call_may_start(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     task = stage.app.slow
-    first, second = task.delay(name, 0), task.delay(name, 1)
+    first, second, _, fourth = [task.delay(name, number) for number in range(4)]
     first.get(timeout=30)
     app, key = stage.app.app, task.lock_key(name)
 
@@ -111,6 +111,10 @@ def test_operators_see_when_the_next_call_may_start(
     assert found.sentences[1].startswith("The rate of its key lets it start in 3")
     assert found.fate is inspection.Fate.WAITING
     assert found.sentences[-1] == "To do: nothing, it runs in its turn."
+    found = inspection.explain(app, fourth.id)
+    assert f"lets the first of them, {task.name}[{second.id}], start in 3" in " ".join(
+        found.sentences
+    )
 
 
 @pytest.mark.parametrize(

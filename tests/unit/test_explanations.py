@@ -16,7 +16,7 @@ from celery_singleton_lock import inspection
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.process import identity_of_this_process
 from celery_singleton_lock.core.store_requests import Acquire
-from celery_singleton_lock.inspection import Explanation, Fate, HeldKey
+from celery_singleton_lock.inspection import CallInQueue, Explanation, Fate, HeldKey
 from celery_singleton_lock.inspection.broker import InBroker
 from celery_singleton_lock.inspection.facts import Facts, InWorker, Result, _pids_in, _Workers
 from celery_singleton_lock.message.skipped import skipped_value
@@ -131,6 +131,77 @@ def test_it_says_whether_the_message_of_a_dead_process_comes_back(
     assert found.sentences[-1].endswith(f"{RELEASE}.")
 
 
+CLAIM = replace(
+    HELD,
+    key="csl:{celery:0}:claim|t|t:a",
+    state="claim, running",
+    phase="running",
+    ttl=30.0,
+    token="id",
+)
+END_CLAIM = (
+    "Its claim keeps equal calls from being sent for another 30 s. To end it at once: `celery -A "
+    f"... singleton release '{CLAIM.key}' --token id`"
+)
+
+
+def test_the_claim_of_a_dead_process_is_named_where_the_call_has_to_be_sent_again(
+    explain: Explain,
+) -> None:
+    found = explain(lease=DEAD, claim=CLAIM, broker=InBroker(is_complete=True))
+    assert found.sentences[-1].endswith(f"the key at once: {RELEASE}. {END_CLAIM}.")
+    assert found.sentences[-1].startswith("To do: send it again if it must run. To free")
+
+
+def test_a_call_that_has_only_its_claim_left_is_not_said_to_be_queued(explain: Explain) -> None:
+    found = explain(claim=CLAIM, broker=InBroker(is_complete=True))
+    assert found.fate is Fate.STARTED
+    assert "Its message was acknowledged before it began, so it does not" in text(found)
+    assert found.sentences[-1] == f"To do: send it again if it must run. {END_CLAIM}."
+    unknown = explain(claim=CLAIM)
+    assert "With acks_late, its message comes back" in text(unknown)
+    assert unknown.sentences[-1].startswith("To do: without acks_late, send it again")
+
+
+def test_a_worker_that_has_not_noticed_the_death_of_its_process_is_asked_again(
+    explain: Explain,
+) -> None:
+    """Celery looks every 5 s. What becomes of the job depends on its task's options."""
+    has = replace(MESSAGE, worker=WORKER, state="active", pid=811, since=NOW)
+    found = explain(lease=DEAD, message=has, workers=(WORKER,))
+    assert found.fate is Fate.LEFT
+    assert found.sentences[-1].startswith("To do: ask again in 5 s.")
+    assert "twice" not in text(found)
+
+
+def test_a_call_behind_others_is_told_when_the_rate_lets_the_first_of_them_start(
+    explain: Explain,
+) -> None:
+    def call(position: int, starts_in: float = 0.0) -> CallInQueue:
+        return CallInQueue(
+            key=KEY,
+            position=position,
+            task="t",
+            task_id=f"call-{position}",
+            state="waiting",
+            since=NOW,
+            copies=0,
+            routing_key="celery",
+            has_begun=False,
+            broker="",
+            call_id=f"call-{position}",
+            starts_in=starts_in,
+        )
+
+    first, second = call(1, 4.5), call(2)
+    found = explain(place=call(3), before=second, first=first)
+    assert found.fate is Fate.WAITING
+    assert "lets the first of them, t[call-1], start in 4.5 s." in text(found)
+    assert found.sentences[-1] == "To do: nothing, it runs in its turn."
+    found = explain(place=second, before=first, first=first)
+    assert "The rate of the key lets that start in 4.5 s." in text(found)
+
+
 def test_a_holder_whose_worker_does_not_answer_may_be_dead(explain: Explain) -> None:
     found = explain(lease=HELD, **SILENT)
     assert found.fate is Fate.RUNNING
@@ -162,7 +233,7 @@ def test_a_worker_without_the_process_of_the_lease_may_have_been_restarted(
 def test_nothing_is_suspected_without_a_reason(explain: Explain, facts: dict[str, Any]) -> None:
     found = explain(lease=HELD, **facts)
     assert found.sentences[0].startswith("It runs now since 2026")
-    assert found.sentences[-1].startswith("To do: nothing;")
+    assert found.sentences[-1] == "To do: nothing, it is at work."
     skipped = explain.skipped(HELD, **facts)
     assert skipped.sentences[1].endswith("since 2026-11-28T11:59:00+00:00.")
     assert skipped.sentences[-1].startswith("To do: nothing, if that call did its work")

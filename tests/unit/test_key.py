@@ -46,6 +46,13 @@ def rest(spec: Any, *args: Any, **kwargs: Any) -> str | None:
     return maker(spec).key_suffix(args, kwargs)
 
 
+@pytest.mark.parametrize("spec", [None, PER_TASK, lambda: "a"])
+def test_the_key_of_a_task_without_parameters_leaves_no_argument_out(spec: Any) -> None:
+    """Otherwise each duplicate would log that its arguments were dropped."""
+    assert maker(spec, lambda: None).names_all
+    assert maker(spec).names_all is (spec is None)
+
+
 # --- all bound arguments -------------------------------------------------------------------------
 
 

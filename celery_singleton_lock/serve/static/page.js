@@ -184,7 +184,7 @@ function openDialog(held) {
   setText(get("dialog-holder"), `${held.state}, ${held.task || "hold()"}[${held.task_id}] on ${held.worker} (pid ${held.pid})`);
   setText(get("dialog-risk"), held.is_claim
     ? "Its message stays where it is, and an equal call can be published as well."
-    : "If its task still runs, another run may start until the holder's next heartbeat (a third of its ttl).");
+    : "If its holder is alive, another run may start before the holder notices, at its next heartbeat (a third of its ttl).");
   get("reason").value = "";
   get("dialog-error").hidden = true;
   get("dialog").showModal();
