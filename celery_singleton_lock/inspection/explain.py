@@ -550,7 +550,9 @@ def _remarks(facts: Facts, fate: Fate) -> Iterator[str]:
         yield f"An operator released its key{_at(at)}: {by}."
     if fate in (Fate.RUNNING, Fate.RECEIVED, Fate.RETRYING, Fate.WAITING) and facts.requeues:
         yield f"It was requeued {facts.requeues} time(s) before (in this attempt)."
-    if fate in (Fate.REQUEUED, Fate.QUEUED, Fate.RETRYING, Fate.STARTED) and not facts.workers:
+    is_located = facts.broker is not None and (facts.broker.queue or facts.broker.is_complete)
+    may_be_in_one = fate in (Fate.REQUEUED, Fate.QUEUED, Fate.RETRYING, Fate.STARTED)
+    if may_be_in_one and not facts.workers and not is_located:
         yield f"{_no_worker(facts)}, so its message may be in one."
     if facts.place is not None and fate in (Fate.RETRYING, Fate.REQUEUED, Fate.RECEIVED):
         place = _ordinal(facts.place.position - 1)

@@ -493,7 +493,7 @@ def test_without_a_worker_the_store_alone_is_read(load_app: Any) -> None:
     result = module.work.apply_async(("a",), singleton={"unique": "until_done"})
     found = inspection.explain(module.app, result.id)
     assert found.fate is Fate.QUEUED
-    assert "No worker has answered, so its message may be in one." in found.sentences
+    assert "No worker has answered, so no worker is known to consume 'celery'." in found.sentences
     nothing = inspection.explain(module.app, "none")
     assert "No worker has answered." in nothing.sentences
 
