@@ -108,7 +108,7 @@ def _without_slot(key: str) -> str:
 def can_be_a_key(app: Celery, key: str) -> bool:
     """Return whether a task of the app, or its Beat, can have this key.
 
-    The store doesn't know free keys, so only the spelling shows whether a key can exist.
+    This checks only the spelling of the key, because the store has no record of free keys.
     """
     runtime = Runtime.of(app)
     forms, name = forms_of(app), key

@@ -26,10 +26,10 @@ State model of a call::
 Lost calls
     If a call has begun and its lease has ended, a sweep hints the call again. If its messages are
     acknowledged early and no newer message has joined, it becomes overdue instead. The next sweep,
-    five seconds later, treats it as lost, so the call leaves the queue and never begins again. In
-    these seconds, a client whose acquire got no reply may still release the call, because it knows
-    that it began no run. If one message has begun as many runs as it may, the call leaves at the
-    next acquire, and a sweep ends it as lost.
+    five seconds later, treats it as lost, so the call leaves the queue and never begins again.
+    Within these five seconds, a client whose acquire got no reply may still release the call. It
+    can do so safely, because it knows that it began no run. If one message has begun as many runs
+    as it may, the call leaves at the next acquire, and a sweep ends it as lost.
 
 Failure handling
     A client repeats an operation that got no reply. The repeated operation has the same reply.
@@ -278,8 +278,8 @@ class CallQueue(ABC):
             seconds: The time until that sweep, in seconds.
             timeout: How long to wait for the reply, in seconds.
             unpublished: A hint of the key that was not published. A sweep checks its call in
-                ``seconds`` seconds. The hint doesn't count as a copy. Otherwise the deadline of the
-                next hint would grow with each second of an outage of the broker.
+                ``seconds`` seconds. The hint doesn't count as a copy, because the deadline of the
+                next hint would then grow with each second that the broker is down.
             perhaps: Whether the broker may have the hint nevertheless, because no reply came.
             returns: A call whose message the broker delivers again (``Token.call_id``). A sweep
                 doesn't check it before ``seconds`` seconds have passed.

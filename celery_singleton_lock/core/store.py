@@ -52,8 +52,9 @@ class Capabilities:
     Attributes:
         fence: Whether grants have fencing tokens.
         name: The store's name in messages.
-        trusted: The part of its ttl for which a client may trust a lease, counted from when it sent
-            the request. It's below 1 if the store may count the ttl from an earlier heartbeat.
+        trusted: How much of the ttl a client may trust a lease for, as a fraction. It counts from
+            when the client sent the request. It's below 1 if the store may count the ttl from an
+            earlier heartbeat.
         min_ttl: The shortest ttl in seconds. Workers and Beat refuse a shorter one.
         max_limit: The largest ``limit`` whose slots the store can examine in one step. None means
             that there is no maximum.
@@ -405,7 +406,7 @@ class Store:
     options that need a missing part.
 
     Attributes:
-        capabilities: What the leases of this store can do.
+        capabilities: What this store can do.
         leases: Every store has this part.
         claims: Every store has this part.
         operators: Without it, the command line, the dashboard and `explain` can't show the locks.

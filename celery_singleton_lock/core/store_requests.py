@@ -183,7 +183,8 @@ class Acquire:
         ttl: The ttl of the lease in seconds.
         sequence: How often this attempt was requeued. Copies older than the newest are refused.
         claim: The change of the message's claim after a grant. The claim is renewed with the lease.
-        frees_claim: Whether a refusal by another task ends the message, and so frees its claim.
+        frees_claim: Whether the message ends if another task's lease or claim refuses this request.
+            Its claim is then freed.
         refused_if_claimed: Whether the message was published next to another task's claim. While
             that claim exists, the lease is refused as if that task held it. It isn't refused if the
             token already holds the lease, or if the lease is reserved for it.
@@ -452,8 +453,9 @@ class QueuedRelease(Release):
             the call goes on.
         due_in: Seconds until the call's next message is due, if the call goes on.
         has_begun: Whether a run has begun under the lease.
-        may_return_from: The retry count of the earliest attempt that may still arrive at this key
-            although the call doesn't go on. None means that the call has ended.
+        may_return_from: Set if the call doesn't go on, but one of its attempts may still arrive at
+            this key. It's the retry count of the earliest such attempt. None means that the call
+            has ended.
     """
 
     queued: ClassVar = True

@@ -236,8 +236,8 @@ def held_keys(
         counts_waiting: True counts the waiting clients of each key.
         counts_calls: True counts the calls in the queue of each key, and also lists free keys with
             such calls.
-        report: A function that gets each key that another program wrote under the app's prefix,
-            and the problem with it.
+        report: A function that is called for each key under the app's prefix that another program
+            wrote. It gets the key and what is wrong with it.
 
     Raises:
         StoreError: The store refused the request, or can't be reached.

@@ -148,9 +148,9 @@ def resume(
     user: str = "",
     app: Celery | None = None,
 ) -> Paused | None:
-    """End a pause, and let the calls run that wait for it.
+    """End a pause, so that the calls that wait for it run.
 
-    It can be repeated if it was interrupted. A key whose scope is paused stays paused.
+    If a resume was interrupted, call this again. A key whose scope is paused stays paused.
 
     Args:
         key: As for ``pause()``.

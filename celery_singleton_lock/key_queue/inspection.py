@@ -136,7 +136,7 @@ def calls_in_queue(app: Celery, key: str) -> Iterator[CallInQueue]:
 
 
 def find_call(app: Celery, task_id: str) -> CallInQueue | None:
-    """Find the queued call with a task id. None if there is none, or you may not search."""
+    """Find the queued call with a task id. None if there is none, or you lack the rights."""
     return next(_calls_of(_keys_if_allowed(app), [task_id]), None)
 
 

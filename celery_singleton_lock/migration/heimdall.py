@@ -118,7 +118,7 @@ class HeimdallTask(Bridge):
         )
 
     def only_after(self, key: str, seconds: float) -> bool:
-        """Return whether ``seconds`` have passed since this last returned True for ``key``."""
+        """Return True if this hasn't returned True for ``key`` in the last ``seconds``."""
         mine = uuid()
         existing = claim(self.heimdall_redis, key, mine, seconds, None)
         # A client may repeat a request without a reply: the first one has set the key then.

@@ -247,7 +247,7 @@ class Transition(Generic[Reply]):
         decide: A function that puts the changes into a draft and returns the reply. It may be
             called again with a new draft, for example after another client's write.
         likely_free: One of the keys, or empty. If that key is free, the others most likely are too.
-            So a store may try its write before it reads.
+            So a store may skip the read at first, and write on condition that the keys are free.
     """
 
     keys: tuple[str, ...]

@@ -34,7 +34,8 @@ class SingletonStore:
     Eager and real calls in this process use it, without a server.
 
     Attributes:
-        clock: The clock. Only ``clock.advance(seconds)`` advances it.
+        clock: The clock. Real time doesn't advance it, but ``clock.advance(seconds)`` does, and so
+            does a call that waits.
         store: The store.
     """
 
@@ -146,7 +147,8 @@ def _key_suffix(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str
 def lose_lease(lease: Lease | None = None, *, app: Celery | None = None) -> Lease:
     """Delete ``lease`` (by default the current one) from the store, as an operator would.
 
-    The holder notices the loss as in production, and ``on_lost`` applies.
+    The holder notices the loss as in production, and ``on_lost`` applies. An eager run can't be
+    requeued, so it fails instead.
     """
     lost = lease or current_lease()
     chosen = real_app(app)
