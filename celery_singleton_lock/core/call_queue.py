@@ -183,7 +183,7 @@ class Removal(StrEnum):
 
     REMOVED = "removed"  #: The call was removed.
     ABSENT = "absent"  #: The call isn't in the queue.
-    #: The call runs, has a newer attempt, or has begun although the request has ``only_unbegun``.
+    #: The call runs, or has a newer attempt. With ``only_unbegun``, it may also have begun.
     RUNNING = "running"
 
 
@@ -268,7 +268,7 @@ class CallQueue(ABC):
         perhaps: bool = False,
         returns: str = "",
     ) -> None:
-        """Schedule a sweep that checks the calls of ``key`` that may run, or only one call.
+        """Schedule a sweep of ``key``. It checks one call, or all those that may run.
 
         The sweep comes after at most ``seconds`` seconds. This doesn't delay the result of a call
         that is lost or cancelled.
@@ -278,8 +278,8 @@ class CallQueue(ABC):
             seconds: The time until that sweep, in seconds.
             timeout: How long to wait for the reply, in seconds.
             unpublished: A hint of the key that was not published. A sweep checks its call in
-                ``seconds`` seconds. The hint doesn't count as a copy, because the deadline of the
-                next hint would then grow with each second that the broker is down.
+                ``seconds`` seconds. The hint doesn't count as a copy. If it did, the deadline of
+                the next hint would grow while the broker is down.
             perhaps: Whether the broker may have the hint nevertheless, because no reply came.
             returns: A call whose message the broker delivers again (``Token.call_id``). A sweep
                 doesn't check it before ``seconds`` seconds have passed.

@@ -93,8 +93,7 @@ class Token:
 
     A renewal and a release compare the whole token. An acquire compares two tokens to find out how
     an arriving delivery relates to the holder. ``call`` distinguishes two calls with the same task
-    id. The second call isn't a duplicate of the first, so it must not be dropped because the first
-    is done.
+    id. They aren't duplicates, so the second one still runs after the first is done.
     """
 
     task_id: str
@@ -161,7 +160,8 @@ class Holder:
         since: When the key was acquired, or the claimed call was sent.
         first_try: When a requeued call was first tried. 0 means ``since``.
         expires: When the message of a claim expires. 0 means never.
-        process: What proves the death of the process on its host. If it's empty, nothing does.
+        process: How another process on the host can tell that this one is dead. It's empty if it
+            can't.
         ttl: The ``ttl`` that the call has set, in seconds. 0 means that of the task.
     """
 

@@ -52,9 +52,9 @@ class Capabilities:
     Attributes:
         fence: Whether grants have fencing tokens.
         name: The store's name in messages.
-        trusted: How much of the ttl a client may trust a lease for, as a fraction. It counts from
-            when the client sent the request. It's below 1 if the store may count the ttl from an
-            earlier heartbeat.
+        trusted: The fraction of the ttl for which a client may trust a lease, counted from when it
+            sent the request. It's below 1 if the store may count the ttl from an earlier
+            heartbeat.
         min_ttl: The shortest ttl in seconds. Workers and Beat refuse a shorter one.
         max_limit: The largest ``limit`` whose slots the store can examine in one step. None means
             that there is no maximum.
@@ -329,7 +329,7 @@ class Operators(ABC):
 
     @abstractmethod
     def free(self, key: str, token: str | None, /, by: OperatorRelease | None = None) -> bool:
-        """Delete ``key``, of any kind, if ``token`` holds it. None means any token.
+        """Delete ``key``, whatever its kind, if ``token`` holds it. None means any token.
 
         This raises the shard's fence, so that a later grant has a higher fence than the old holder.
         With ``by``, the store keeps the text ``<token> <by as JSON>`` at `Keyspace.release_note`

@@ -330,7 +330,7 @@ class Refused:
         record: The record of the key, if the store could read it.
         others: The records of the other slots, if the request named several slots and other tasks
             hold them all. With more than eight slots, a store may return only the leases that
-            expire first. The lease of a dead process becomes one of these, because nobody renews
+            expire first. The lease of a dead process is soon among them, because nobody renews
             it.
         due_in: Seconds until the message may start. It's set only if the relation is NOT_DUE or
             RATE.
@@ -436,9 +436,9 @@ class Release:
         return release
 
     def reserve(self, seconds: float) -> None:
-        """Reserve the key for the next attempt instead.
+        """Turn this release into a reservation of the key for the next attempt.
 
-        The reservation lasts ``seconds`` seconds, but not shorter than the key's cooldown.
+        The reservation lasts ``seconds`` seconds, or as long as the cooldown if that is longer.
         """
         self.become, self.become_ttl = Kind.RESERVED, max(seconds, self.become_ttl)
         self.next_token = self.token.next_attempt()

@@ -247,7 +247,8 @@ class Transition(Generic[Reply]):
         decide: A function that puts the changes into a draft and returns the reply. It may be
             called again with a new draft, for example after another client's write.
         likely_free: One of the keys, or empty. If that key is free, the others most likely are too.
-            So a store may skip the read at first, and write on condition that the keys are free.
+            So a store may first try a write that succeeds only if all keys are free, and read the
+            keys only if that fails.
     """
 
     keys: tuple[str, ...]
