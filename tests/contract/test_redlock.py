@@ -723,6 +723,17 @@ def test_a_node_that_came_back_empty_has_no_vote_for_a_ttl(old_nodes: RedlockNod
     assert len(restart_one_under_a_holder(old_nodes, None)) == 1
 
 
+def test_it_says_that_nodes_have_just_been_started() -> None:
+    """Not that there were contenders: there are none."""
+    refused = pytest.raises(StoreUnavailable, match=r"3 node\(s\) have no vote yet")
+    with (
+        RedlockNodes(3) as nodes,
+        closing(RedlockStore(nodes.url(quarantine=None))) as store,
+        refused,
+    ):
+        store.leases.acquire(call_for(new_key(), ttl=60), timeout=0.5)
+
+
 def test_with_a_vote_from_its_start_on_it_gives_a_second_holder(old_nodes: RedlockNodes) -> None:
     """The test above, with that protection taken out."""
     assert len(restart_one_under_a_holder(old_nodes, 0)) == 2

@@ -133,6 +133,12 @@ class Contest:
             if over:
                 break
             self._clock.sleep(pause)
+        if young := votes.without_vote(poll):
+            raise StoreUnavailable(
+                f"the votes for {slots[0]!r} have no majority: {young} node(s) have no vote yet, "
+                "because they have been up for less than the lease's ttl (or `quarantine` of the "
+                "URL). Try again later"
+            )
         raise StoreUnavailable(
             f"the votes for {slots[0]!r} are split: contenders came at once {attempt + 1} times, "
             "and none has a majority. No holder is known; try again"

@@ -174,6 +174,11 @@ def given(votes: Votes, slot: str = "") -> int:
     return sum(isinstance(one, Granted) and slot in ("", one.key) for one in votes.answers)
 
 
+def without_vote(votes: Votes) -> int:
+    """The number of nodes whose grants don't count yet, such as those just started."""
+    return sum(isinstance(one, Granted) and one.ttl == 0.0 for one in votes.answers)
+
+
 def holder(answer: Granted | Refused) -> str:
     """The token of the holder; empty if there is none, or its record cannot be read."""
     return answer.record.token if isinstance(answer, Refused) and answer.record else ""
