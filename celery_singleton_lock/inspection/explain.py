@@ -50,22 +50,39 @@ _UNSEEN: Final = (
 class Fate(StrEnum):
     """What became of a task, or where it is now."""
 
+    #: It ran to its end.
     RAN = "ran"
+    #: It raised an exception, or its process died.
     FAILED = "failed"
+    #: It holds its lock.
     RUNNING = "running"
-    SKIPPED = "skipped"  # another call held the key
-    DUPLICATE = "duplicate"  # an equal message had the claim
-    REFUSED = "refused"  # LockConflict
+    #: Another call held the key.
+    SKIPPED = "skipped"
+    #: An equal call had the claim.
+    DUPLICATE = "duplicate"
+    #: It failed with ``LockConflict``.
+    REFUSED = "refused"
+    #: It was revoked by a caller, by its ``expires``, or by its ``on_conflict``.
     REVOKED = "revoked"
-    CANCELLED = "cancelled"  # by a newer call
+    #: A newer call replaced it.
+    CANCELLED = "cancelled"
+    #: Its lock ended before the task did.
     LOST_LEASE = "lost its lease"
+    #: An attempt has ended, and another one will follow.
     RETRYING = "retrying"
+    #: It couldn't start yet, and its message was sent again for later.
     REQUEUED = "requeued"
-    WAITING = "waiting"  # for the key: in a process of a worker, or in the queue of the key
-    RECEIVED = "received"  # by a worker, but no process has begun with it
-    QUEUED = "queued"  # published; no worker that answered has it
-    LEFT = "left by its worker"  # which has the message, and died or does not answer
-    STARTED = "started"  # but it holds no lease
+    #: It waits for the key, in a process of a worker or in the queue of the key.
+    WAITING = "waiting"
+    #: A worker has its message, and no process has begun with it.
+    RECEIVED = "received"
+    #: Its message was sent, and no worker that answered has it.
+    QUEUED = "queued"
+    #: The worker that took its message has died, or doesn't answer.
+    LEFT = "left by its worker"
+    #: A process has begun with it, and it holds no lock.
+    STARTED = "started"
+    #: Nothing is known of it.
     UNKNOWN = "unknown"
 
 
