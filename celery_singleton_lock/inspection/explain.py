@@ -666,7 +666,9 @@ def _against_dead_holder(facts: Facts, verdict: _Verdict) -> str:
 def _against_fate(facts: Facts, fate: Fate) -> str:
     """What to do about the fate itself; empty: nothing has to be said."""
     queue = _unserved_queue(facts)
-    if fate is Fate.STARTED and facts.claim is not None and facts.message is None:
+    # A call in the queue of its key is published again, or fails, without a new call.
+    is_alone = facts.message is None and facts.place is None
+    if fate is Fate.STARTED and facts.claim is not None and is_alone:
         does_not_come_back = facts.broker is not None and facts.broker.is_complete
         again = _AGAIN if does_not_come_back else f"without acks_late, {_AGAIN}"
         return f"{again}{_and_claim(facts)}"
@@ -684,7 +686,8 @@ def _of_left_key(facts: Facts, lease: HeldKey) -> str:
             "ask again in 5 s. Until then its worker may not have noticed that its process died: "
             "with acks_late and reject_on_worker_lost it runs again, otherwise it fails"
         )
-    if message is not None or (broker and (broker.taken_at or broker.queue)):
+    is_found = message is not None or (broker and (broker.taken_at or broker.queue))
+    if is_found or facts.place is not None:  # its queue publishes it again, or stores its failure
         wait = "nothing, if you can wait; don't send it again, or it runs twice"
     elif broker is not None and broker.is_complete:
         wait = _AGAIN

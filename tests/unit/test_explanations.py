@@ -176,25 +176,37 @@ def test_a_worker_that_has_not_noticed_the_death_of_its_process_is_asked_again(
     assert "twice" not in text(found)
 
 
+def call(position: int, starts_in: float = 0.0, *, has_begun: bool = False) -> CallInQueue:
+    return CallInQueue(
+        key=KEY,
+        position=position,
+        task="t",
+        task_id=f"call-{position}",
+        state="waiting",
+        since=NOW,
+        copies=0,
+        routing_key="celery",
+        has_begun=has_begun,
+        broker="",
+        call_id=f"call-{position}",
+        starts_in=starts_in,
+    )
+
+
+def test_a_call_that_its_queue_runs_again_is_not_to_be_sent_again(explain: Explain) -> None:
+    place = call(1, has_begun=True)
+    found = explain(place=place, claim=CLAIM, broker=InBroker(is_complete=True))
+    assert found.fate is Fate.STARTED
+    assert "publishes it again, or stores its failure" in text(found)
+    assert "send it again" not in text(found)
+    found = explain(lease=DEAD, place=place, broker=InBroker(is_complete=True))
+    assert found.fate is Fate.LEFT
+    assert found.sentences[-1].startswith(TWICE)
+
+
 def test_a_call_behind_others_is_told_when_the_rate_lets_the_first_of_them_start(
     explain: Explain,
 ) -> None:
-    def call(position: int, starts_in: float = 0.0) -> CallInQueue:
-        return CallInQueue(
-            key=KEY,
-            position=position,
-            task="t",
-            task_id=f"call-{position}",
-            state="waiting",
-            since=NOW,
-            copies=0,
-            routing_key="celery",
-            has_begun=False,
-            broker="",
-            call_id=f"call-{position}",
-            starts_in=starts_in,
-        )
-
     first, second = call(1, 4.5), call(2)
     found = explain(place=call(3), before=second, first=first)
     assert found.fate is Fate.WAITING
