@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]  # the stubs lack it
+from celery import VERSION as celery_version
 from celery import _state as _celery_state
 from celery import current_app, states
 from celery.app import utils as _app_utils
@@ -318,6 +319,26 @@ def delays_natively(app: Any) -> bool:
     except ImportError:
         return False
     return bool(detect_quorum_queues(app, driver_of(app))[0])
+
+
+def bind_delayed_messages(consumer: Any) -> None:
+    """Let native delayed delivery reach each queue that a worker consumes.
+
+    Celery binds the queues of the app in turn. 5.5 stops at the first one that the broker lacks,
+    such as a queue that this worker's ``-Q`` leaves out. RabbitMQ then drops the delayed messages
+    of the others, which also loses requeued calls. Since 5.6 each queue is tried.
+    ``bind_queue_to_native_delayed_delivery_exchange``: since kombu 5.5.
+    """
+    if celery_version >= (5, 6) or not delays_natively(consumer.app):
+        return
+    from kombu.transport.native_delayed_delivery import (
+        bind_queue_to_native_delayed_delivery_exchange as bind,
+    )
+
+    with consumer.app.connection_for_write() as connection:
+        for queue in consumer.app.amqp.queues.consume_from.values():
+            if not queue.exchange or queue.exchange.type != "direct":  # those only cause a warning
+                bind(connection, queue)
 
 
 #: kombu's name of the serializer of a content type; None if it is unknown. ``type_to_name``: all.

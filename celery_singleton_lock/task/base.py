@@ -50,6 +50,10 @@ R = TypeVar("R")
 _STEP = "celery_singleton_lock.worker.bootstep:SingletonStep"
 _CONSUMER_STEP = "celery_singleton_lock.worker.bootstep:MessagesStep"
 _NOT_GIVEN = (None, None, None, None)
+# Headers in which RabbitMQ notes the queues that dead-lettered a message, as native delays do. They
+# must not reach the next message: before version 4, RabbitMQ lets no message expire into a noted
+# queue again, and one with a countdown of 1 s, then of 3 s, is lost. Celery removes them since 5.6.
+_DEAD_LETTER = ("x-death", "x-first-death-", "x-last-death-")
 
 if TYPE_CHECKING:
 
@@ -331,7 +335,9 @@ class SingletonTask(_Base[P, R]):
         header = Delivery.of(request.__dict__).call_header()
         if extra_options.get("retries", 0) <= request.retries:
             header = {"id": header["id"], "options": header.get("options")}
-        signature.options["headers"] = {HEADER: header, **(signature.options.get("headers") or {})}
+        headers = signature.options.get("headers") or {}
+        kept = {name: headers[name] for name in headers if not name.startswith(_DEAD_LETTER)}
+        signature.options["headers"] = {HEADER: header, **kept}
         return signature
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:

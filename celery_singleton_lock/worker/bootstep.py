@@ -18,7 +18,7 @@ from typing import Any, Final
 import click
 from celery import Celery, bootsteps, signals
 
-from ..celery_compat import forks, read_replies_to_sent_pops
+from ..celery_compat import bind_delayed_messages, forks, read_replies_to_sent_pops
 from ..core import observers
 from ..core.fork_locks import FORK_LOCKS
 from ..core.heartbeat import MAX_TIMEOUT
@@ -158,10 +158,14 @@ class MessagesStep(bootsteps.StartStopStep):
     """Created with the worker's consumer, and started with each of its connections to the broker.
 
     A requeued message has a countdown. When a countdown ends, kombu's Redis transport may keep a
-    message where the death of the worker loses it.
+    message where the death of the worker loses it, and RabbitMQ may have no queue for it.
     """
 
-    requires = ("celery.worker.consumer.tasks:Tasks",)
+    requires = (
+        "celery.worker.consumer.tasks:Tasks",
+        # Declares the exchange of the delayed messages.
+        "celery.worker.consumer.delayed_delivery:DelayedDelivery",
+    )
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
@@ -169,6 +173,7 @@ class MessagesStep(bootsteps.StartStopStep):
 
     def start(self, consumer: Any) -> None:
         read_replies_to_sent_pops(consumer.task_consumer.channel)
+        bind_delayed_messages(consumer)
 
 
 def check_app(app: Celery, *, is_prefork: bool = False) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import celery
 import pytest
 
 from celery_singleton_lock.core.events import EventName
@@ -21,6 +22,8 @@ from tests.harness.worker import CeleryWorker
 
 CRASH = "tests.apps.crash"
 SLOW = pytest.mark.slow
+#: Before 5.7 a message that comes again to a worker waits there for the first run to end.
+COMES_AT_ONCE = celery.VERSION >= (5, 7)
 COUNTS = [pytest.param(4, id="4"), pytest.param(20, id="20", marks=SLOW)]
 
 StartWorker = Callable[..., CeleryWorker]
@@ -74,13 +77,14 @@ def test_a_connection_cut_in_mid_body_makes_no_second_body(
     results = [crash.late.delay(f"k{number}", "all") for number in range(count)]
     journal.wait_for_starts(count)
     rabbit.close_connections(vhost)
-    wait_until_received([process], results, 4)
+    wait_until_received([process], results, 4 if COMES_AT_ONCE else 2)
     crash.open_gate("all")
     marks = [result.get(timeout=60) for result in results]
     wait_until_dropped(process, ids(results))
     if count > 4:
         rabbit.wait_until_empty(vhost)
-    assert_all_copies_were_dropped(process, results)
+    if COMES_AT_ONCE:
+        assert_all_copies_were_dropped(process, results)
     assert_one_run_each(journal, results, marks)
 
 
@@ -165,7 +169,6 @@ def test_a_job_whose_worker_was_killed_runs_again(
     assert journal.overlaps() == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "route",
     [

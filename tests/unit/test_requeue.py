@@ -54,6 +54,41 @@ def test_a_copy_says_what_the_call_said_of_its_result(
     assert [headers["ignore_result"] for headers in published] == [of_call, of_call]
 
 
+def test_a_copy_has_no_notes_of_a_dead_letter(singleton_store: SingletonStore) -> None:
+    """RabbitMQ 3 drops what it finds in them. Celery 5.5 keeps them."""
+    app = Celery("noted", broker="memory://", set_as_current=False)
+    singleton_store.install(app)
+
+    @singleton_task(app=app, name="work", shared=False)
+    def work() -> None: ...
+
+    published: list[dict[str, Any]] = []
+
+    def collect(headers: dict[str, Any], **_: Any) -> None:
+        published.append(headers)
+
+    request = Context(
+        id="t-1",
+        args=[],
+        kwargs={},
+        called_directly=False,
+        delivery_info={"exchange": "", "routing_key": "celery"},
+        headers={
+            "tenant": "7",
+            "x-death": [{"queue": "celery_delayed_0", "reason": "expired"}],
+            "x-first-death-queue": "celery_delayed_0",
+            "x-last-death-queue": "celery_delayed_0",
+        },
+    )
+    signals.before_task_publish.connect(collect)
+    publish_copy(work, request, Delivery.of(vars(request)).header(), 1)
+    signals.before_task_publish.disconnect(collect)
+    app.close()
+    [headers] = published
+    assert headers["tenant"] == "7"
+    assert not [name for name in headers if "death" in name]
+
+
 ELSEWHERE: dict[str, Any] = {"queue": "reports", "exchange": "work", "routing_key": "report.daily"}
 
 
