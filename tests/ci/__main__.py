@@ -63,6 +63,7 @@ def parts() -> list[Step]:
         *_in_parts("alone", "test-alone", ALONE_PARTS),
         *(_with_versions(*each) for each in VERSIONS.items()),
         Step(name="agents", command=("make", "test-agents"), limit=_PART, tests=True),
+        Step(name="RabbitMQ 4", command=("make", "test-rabbitmq"), limit=_PART, tests=True),
     ]
     if shutil.which("python3.14"):
         newest = ("make", "test", "PYTHON=python3.14", "VENV=.venv-python3.14")

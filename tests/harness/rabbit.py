@@ -24,6 +24,19 @@ from tests.harness.processes import Process
 #: `rabbitmq` and to the node of the system.
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 
+#: The root of another Debian, if the RabbitMQ that is installed there is to be used.
+ROOT = Path(os.environ.get("RABBITMQ_ROOT", "/"))
+
+#: Runs a command in `ROOT`, with this system's processes, devices and temporary files.
+IN_ROOT = (
+    "unshare",
+    "--mount",
+    "sh",
+    "-ec",
+    'for d in proc dev tmp; do mount --rbind "/$d" "$0/$d"; done; exec chroot "$0" "$@"',
+    str(ROOT),
+)
+
 #: Seconds until a node is up: 5 alone on the machine, several times that beside other tests.
 BOOT_TIMEOUT = 90.0
 
@@ -36,7 +49,7 @@ TICK = 0.5
 
 def find_rabbit() -> Path | None:
     """The directory of RabbitMQ's scripts, or None where it is not installed."""
-    if (SCRIPTS / "rabbitmq-server").exists():
+    if (ROOT / SCRIPTS.relative_to("/") / "rabbitmq-server").exists():
         return SCRIPTS
     found = shutil.which("rabbitmq-server")
     return Path(found).parent if found else None
@@ -55,15 +68,18 @@ class RabbitServer:
         if scripts is None:
             raise RuntimeError("RabbitMQ is not installed. Debian: apt-get install rabbitmq-server")
         self._scripts = scripts
+        self._in_root = () if Path("/") == ROOT else IN_ROOT
         self._default_timeout = consumer_timeout
         self._directory = Path(tempfile.mkdtemp(prefix="csl-rabbit-"))
         self.port = free_port()
         self._env = self._environment()
         self._epmd = Process(
-            ["epmd", "-port", self._env["ERL_EPMD_PORT"], "-address", "127.0.0.1"],
+            [*self._in_root, "epmd", "-port", self._env["ERL_EPMD_PORT"], "-address", "127.0.0.1"],
             name="epmd",
         )
-        self._node = Process([str(scripts / "rabbitmq-server")], env=self._env, name="rabbitmq")
+        self._node = Process(
+            [*self._in_root, str(scripts / "rabbitmq-server")], env=self._env, name="rabbitmq"
+        )
 
     def __enter__(self) -> Self:
         return self.start()
@@ -135,7 +151,7 @@ class RabbitServer:
     def ctl(self, *arguments: str) -> str:
         """Run ``rabbitmqctl`` on the node; returns what it printed."""
         done = subprocess.run(
-            [self._scripts / "rabbitmqctl", "--quiet", *arguments],
+            [*self._in_root, str(self._scripts / "rabbitmqctl"), "--quiet", *arguments],
             env={**os.environ, **self._env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
