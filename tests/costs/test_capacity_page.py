@@ -51,7 +51,7 @@ def test_the_keys_of_the_store_are_as_large_as_the_page_says(
         for key in redis_client.scan_iter()
         if key.endswith((":shard", ":shards"))
     )
-    assert constants <= bytes_of("counters of")
+    assert constants <= bytes_of("the counter of")
     assert len(list(redis_client.scan_iter())) == len(parts) + 2, "no other key is left"
 
 
