@@ -214,6 +214,7 @@ def test_the_last_requests_of_a_process_reach_all_nodes(nodes: RedlockNodes) -> 
         assert all(nodes.holders(key))
 
 
+@pytest.mark.alone
 def test_a_body_that_ends_with_the_process_releases_and_an_unresponsive_node_delays_nothing(
     nodes: RedlockNodes,
 ) -> None:

@@ -300,7 +300,9 @@ def test_an_interrupted_call_never_gives_its_reply_to_the_next(
                 assert isinstance(reply, Refused), reply
                 assert reply.record is not None
                 assert reply.record.token == str(holder)
-                store.leases.release(Release(keys=(free,), token=owner), timeout=5)
+                # Undecided if two nodes have the lease, two don't, and one takes over 50 ms.
+                with suppress(StoreUnavailable):
+                    store.leases.release(Release(keys=(free,), token=owner), timeout=5)
 
         thousand_times(fault, once)
 
