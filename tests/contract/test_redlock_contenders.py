@@ -22,6 +22,7 @@ from celery_singleton_lock.core.store_requests import ClaimRequest, Granted, Ref
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.testing.contract import ask, lease_of, new_key, new_token
+from tests.harness.deliveries import wait_until
 from tests.harness.processes import ROOT
 from tests.harness.redlock_nodes import RedlockNodes
 
@@ -300,9 +301,15 @@ def test_an_interrupted_call_never_gives_its_reply_to_the_next(
                 assert isinstance(reply, Refused), reply
                 assert reply.record is not None
                 assert reply.record.token == str(holder)
-                # Undecided if two nodes have the lease, two don't, and one takes over 50 ms.
-                with suppress(StoreUnavailable):
-                    store.leases.release(Release(keys=(free,), token=owner), timeout=5)
+                wait_until(lambda: is_decided(Release(keys=(free,), token=owner)), "it is free")
+
+        def is_decided(release: Release) -> bool:
+            """Not if two nodes had the lease, two didn't, and one takes longer than 50 ms."""
+            try:
+                store.leases.release(release, timeout=5)
+            except StoreUnavailable:
+                return False
+            return True
 
         thousand_times(fault, once)
 

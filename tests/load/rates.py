@@ -6,14 +6,15 @@ written at each command). A start counts by the store's clock: the fence of its 
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Set
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+
+import redis
 
 from example_project.private_server import PrivateServer
 from tests.harness.app_module import fresh_module
@@ -24,9 +25,6 @@ APP = "tests.apps.load_rates"
 
 #: Seconds: a rate and a fence are read one after the other.
 _MOMENT = 0.003
-
-#: Seconds within which the end of a run is recorded, also on a busy machine.
-_UNRECORDED = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +57,7 @@ class RateReport:
         early: Starts that came too soon after the one before, by the store's clock.
         overtaken: Starts before an older call of the key had started.
         lost: Calls without a run that ended.
-        doubled: Calls with more than one run that ended, and whose end could be recorded.
+        doubled: Calls with more than one run that ended, although the store knew of the first.
     """
 
     calls: int
@@ -105,7 +103,7 @@ def run(load: RateLoad, directory: Path) -> RateReport:
             stack.callback(worker.kill_group)
             return worker.start()
 
-        deaths: dict[int, float] = {}
+        unrecorded: set[str] = set()  # runs that the store doesn't know to have ended
         workers = [start() for _ in range(load.workers)]
         for worker in workers:
             worker.wait_until_ready()
@@ -118,11 +116,12 @@ def run(load: RateLoad, directory: Path) -> RateReport:
             else:
                 killed = workers.pop(0)
                 pids = killed.group()
-                deaths |= dict.fromkeys(pids, killed.kill_group())
+                killed.kill_group()
+                unrecorded |= _unrecorded(journal, pids, store.url())
                 workers.append(start().wait_until_ready())
         _wait(journal, load, load.calls)
         runs = journal.runs()
-    return _judge(load, runs, deaths, max(one.begin for one in runs) - began)
+    return _judge(load, runs, unrecorded, max(one.begin for one in runs) - began)
 
 
 def _wait(journal: Journal, load: RateLoad, wanted: int) -> None:
@@ -138,9 +137,15 @@ def _wait(journal: Journal, load: RateLoad, wanted: int) -> None:
         time.sleep(0.5)
 
 
-def _judge(
-    load: RateLoad, runs: list[Run], deaths: Mapping[int, float], seconds: float
-) -> RateReport:
+def _unrecorded(journal: Journal, pids: list[int], url: str) -> set[str]:
+    """The ids of tasks that ended in these processes, and have no completion record."""
+    with closing(redis.Redis.from_url(url, decode_responses=True)) as client:
+        records = [key.partition(":done|")[2] for key in client.scan_iter("*:done|*")]
+    ended = {one.task_id for one in journal.runs() if one.finished and one.pid in pids}
+    return {task_id for task_id in ended if not any(task_id in record for record in records)}
+
+
+def _judge(load: RateLoad, runs: list[Run], unrecorded: Set[str], seconds: float) -> RateReport:
     starts: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for one in runs:
         starts[one.key].append((one.fence or 0, one.data["number"]))
@@ -152,8 +157,8 @@ def _judge(
         )
         overtaken += sum(two[1] < one[1] for one, two in pairwise(of_key))
     ended = [one for one in runs if one.finished and one.error is None]
-    # A job whose worker is killed before it has recorded its end runs again.
-    sure = [one for one in ended if deaths.get(one.pid, math.inf) - one.end > _UNRECORDED]
+    # A job whose worker was killed before it had recorded the end of the run runs again.
+    ends = Counter(one.data["number"] for one in ended if one.task_id not in unrecorded)
     return RateReport(
         calls=load.calls,
         seconds=seconds,
@@ -161,5 +166,5 @@ def _judge(
         early=early,
         overtaken=overtaken,
         lost=load.calls - len({one.data["number"] for one in ended}),
-        doubled=sum(count > 1 for count in Counter(one.data["number"] for one in sure).values()),
+        doubled=sum(count > 1 for count in ends.values()),
     )
